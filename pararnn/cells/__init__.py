@@ -1,0 +1,21 @@
+"""One file a cell: its Spec, its module with the hand-written step, and its card's facts."""
+
+from .cell import Cell
+from .facts import Deviation, Facts, Source, Symbol
+from .para_gru import ParaGRU
+from .para_m2rnn import ParaM2RNN, m2rnn_gates
+from .registry import CellEntry, cell_names, get_cell
+
+__all__ = [
+    "Cell",
+    "CellEntry",
+    "Deviation",
+    "Facts",
+    "ParaGRU",
+    "ParaM2RNN",
+    "Source",
+    "Symbol",
+    "cell_names",
+    "get_cell",
+    "m2rnn_gates",
+]

@@ -1,0 +1,266 @@
+"""The base class of all cells: a Spec, its parameters, and a hand-written step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..spec import Spec
+from .. import _checks as checks
+from .facts import Facts
+
+
+class Cell(nn.Module):
+    """A recurrence ``h_t = f(h_{t-1}, u_t)`` with drives ``u_t`` affine in the input ``x_t``.
+
+    A subclass sets ``spec`` and, as an independent second source of the same equation, writes
+    :meth:`recurrence` in plain PyTorch. Without it the step is derived from the Spec.
+
+    Parameters
+    ----------
+    d_in, d_h
+        Width of the input and of a vector state; also by ``input_size`` and ``hidden_size``.
+    spec
+        The Spec, if it is not a class attribute.
+    sizes
+        Size of every state axis (``{"K": 64, "V": 16}``), instead of ``d_h``. A ``head`` map
+        needs the entry ``"heads"``, which must divide the width.
+    bias
+        Whether the input projection has a bias.
+    device, dtype
+        Where and in which floating-point dtype the parameters live.
+
+    Attributes
+    ----------
+    in_proj : torch.nn.Linear
+        ``d_in → C``: all drives of a step, packed in the Spec's order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a width is missing, not a positive integer, or not divisible by the number of heads, or
+        if the dtype is not floating-point.
+    """
+
+    spec: Spec
+    facts: ClassVar[Facts | None] = None
+    recurrence: ClassVar[Callable[..., Any] | None] = None
+    """Hand-written ``recurrence(self, *slots, *drives, *maps, *params)``, in the order of the
+    Spec. Tensors may have leading dimensions. Returns the next state (a tuple if S > 1)."""
+
+    def __init__(
+        self,
+        d_in: int | None = None,
+        d_h: int | None = None,
+        *,
+        spec: Spec | None = None,
+        sizes: Mapping[str, int] | None = None,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        if spec is not None:
+            self.spec = spec
+        elif not isinstance(getattr(self, "spec", None), Spec):
+            raise TypeError(
+                f"{type(self).__name__} has no Spec; set the class attribute 'spec' or pass spec=…"
+            )
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype: got {dtype}, expected a floating-point dtype.")
+        self.d_in = self.input_size = checks.either("d_in", d_in, "input_size", input_size)
+        self.sizes = dict(sizes or {})
+        if len(self.spec.axes) == 1 and self.spec.axes[0] not in self.sizes:
+            self.sizes[self.spec.axes[0]] = checks.either("d_h", d_h, "hidden_size", hidden_size)
+        for axis in self.spec.axes:
+            checks.positive(axis, self.sizes.get(axis))
+        self._check_heads()
+        self.state_shape = self.spec.state_shape(self.sizes)
+        self.state_slots = len(self.spec.slots)
+        self.d_h = self.hidden_size = math.prod(self.sizes[a] for a in self.spec.axes)
+        self.jac_structure = self.spec.jac_structure
+        self.in_proj = nn.Linear(
+            self.d_in, self.spec.packed_width(self.sizes), bias=bias, device=device, dtype=dtype
+        )
+        for name, shape in self.spec.parameter_shapes(self.sizes).items():
+            if hasattr(self, name):
+                raise ValueError(
+                    f"{self.spec.name}: the parameter name {name!r} is an attribute of every cell; "
+                    "rename it in the Spec."
+                )
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            )
+        self.reset_parameters()
+
+    def _check_heads(self) -> None:
+        if not any(m.structure == "head" for m in self.spec.map_list):
+            return
+        heads, width = self.sizes.get("heads"), self.sizes[self.spec.axes[0]]
+        checks.positive("n_heads", heads)
+        if width % heads:
+            raise ValueError(
+                f"n_heads: got {heads} heads for d_h={width}, expected a divisor of d_h; "
+                f"choose n_heads or d_h so that d_h % n_heads == 0."
+            )
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    def reset_parameters(self) -> None:
+        """Input weights Kaiming-uniform (variance 1/d_in), biases 0, recurrent maps Xavier-normal,
+        elementwise recurrent parameters 0.
+
+        A diagonal map counts as the d×d matrix that it is: standard deviation 1/√d.
+        """
+        nn.init.kaiming_uniform_(self.in_proj.weight, nonlinearity="linear")
+        if self.in_proj.bias is not None:
+            nn.init.zeros_(self.in_proj.bias)
+        for m in self.spec.map_list:
+            weight = getattr(self, m.name)
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+        for p in self.spec.param_list:
+            nn.init.zeros_(getattr(self, p.name))
+
+    def recurrent_params(self) -> tuple[Tensor, ...]:
+        """Effective recurrent parameters in the Spec's order: maps, then elementwise parameters.
+
+        Subclasses apply their constraints here; solver and step both read it.
+        """
+        names = [m.name for m in self.spec.map_list] + [p.name for p in self.spec.param_list]
+        return tuple(getattr(self, name) for name in names)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Constructor arguments that rebuild this cell (device and dtype apart)."""
+        out: dict[str, Any] = {"d_in": self.d_in, "bias": self.in_proj.bias is not None}
+        if "spec" in self.__dict__:
+            out["spec"] = self.spec
+        return out | {"sizes": dict(self.sizes)}
+
+    def rebuilt(self, **changes: Any) -> Cell:
+        """A freshly initialised cell of the same kind, with some hyperparameters changed."""
+        weight = self.in_proj.weight
+        settings = self.hyperparameters() | changes
+        return type(self)(**settings, device=weight.device, dtype=weight.dtype)
+
+    def extra_repr(self) -> str:
+        shown = {k: v for k, v in self.hyperparameters().items() if k not in ("bias", "spec")}
+        return ", ".join(f"{k}={v!r}" for k, v in shown.items())
+
+    # -- computing -----------------------------------------------------------------------------
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Dtype in which states are carried: at least float32."""
+        return checks.state_dtype(self.in_proj.weight.dtype)
+
+    def init_state(self, *batch: int) -> Tensor:
+        """The zero state, shape ``(*batch, *state_shape)``, in :attr:`state_dtype`."""
+        return torch.zeros(
+            *batch, *self.state_shape, device=self.in_proj.weight.device, dtype=self.state_dtype
+        )
+
+    def drives(self, x: Tensor) -> Tensor:
+        """Packed drives ``(..., C)`` of inputs ``(..., d_in)``: one matrix product.
+
+        Raises
+        ------
+        TypeError
+            If ``x`` is not floating-point, or of another dtype than the parameters.
+        ValueError
+            If the width or the device is wrong.
+        """
+        weight = self.in_proj.weight
+        checks.trailing("x", checks.floating("x", x), (self.d_in,))
+        checks.same_device("x", x, weight.device)
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"x: got dtype {x.dtype}, expected {weight.dtype} as the cell's parameters; "
+                "convert one of them with .to(...) or use torch.autocast."
+            )
+        return self.in_proj(x)
+
+    def split(self, u: Tensor) -> tuple[Tensor, ...]:
+        """Views of packed drives ``(..., C)``, one a drive, each of shape ``(..., *axes)``."""
+        shapes = self.spec.drive_shapes(self.sizes)
+        parts = u.split([math.prod(s) for s in shapes], dim=-1)
+        return tuple(p.reshape(*u.shape[:-1], *s) for p, s in zip(parts, shapes, strict=True))
+
+    def step(self, h: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None) -> Tensor:
+        """One step of the recurrence, from the hand-written equation.
+
+        Parameters
+        ----------
+        h
+            Previous state, ``(B, *state_shape)``; its dtype is the parameters' or
+            :attr:`state_dtype`.
+        x
+            Input ``(B, d_in)``; or give ``drives``, ``(B, C)``, as :meth:`drives` returns them.
+
+        Returns
+        -------
+        Tensor
+            Next state, in the dtype of ``h``. The computation is in :attr:`state_dtype`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If shapes, dtypes or devices do not fit, or not exactly one of ``x`` and ``drives`` is
+            given.
+        """
+        if (x is None) == (drives is None):
+            raise TypeError("step: got both or neither of x and drives, expected exactly one.")
+        weight = self.in_proj.weight
+        checks.trailing("h", checks.floating("h", h), self.state_shape)
+        checks.same_device("h", h, weight.device)
+        if h.dtype not in (weight.dtype, self.state_dtype):
+            raise TypeError(
+                f"h: got dtype {h.dtype}, expected {weight.dtype} or {self.state_dtype}; "
+                "start from cell.init_state(batch)."
+            )
+        u = self.drives(x) if x is not None else drives
+        lead = h.shape[: h.ndim - len(self.state_shape)]
+        if u.shape[:-1] != lead:
+            raise ValueError(
+                f"h and input: got batch shapes {tuple(lead)} and {tuple(u.shape[:-1])}, expected "
+                "equal ones; nothing is broadcast, expand explicitly."
+            )
+        params = tuple(p.to(self.state_dtype) for p in self.recurrent_params())
+        return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
+
+    def advance(self, h: Tensor, u: Tensor, params: tuple[Tensor, ...]) -> Tensor:
+        """:meth:`step` without its checks: state and parameters already in the state's dtype."""
+        slots = (h,) if self.state_slots == 1 else h.unbind(-len(self.spec.axes) - 1)
+        drives = self.split(u.to(h.dtype))
+        if self.recurrence is not None:
+            out = self.recurrence(*slots, *drives, *params)
+        else:
+            out = _derived_step(self.spec)(*slots, *self._aligned(drives), *params)
+        if isinstance(out, Tensor):
+            return out
+        return out[0] if self.state_slots == 1 else torch.stack(out, -len(self.spec.axes) - 1)
+
+    def _aligned(self, drives: tuple[Tensor, ...]) -> list[Tensor]:
+        from ..solve.torch_backend import align
+
+        return [
+            align(u, d.axes, self.spec.axes)
+            for u, d in zip(drives, self.spec.drive_list, strict=True)
+        ]
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        """Same as :meth:`step`."""
+        return self.step(h, x)
+
+
+@lru_cache(maxsize=256)
+def _derived_step(spec: Spec) -> Callable[..., tuple[Tensor, ...]]:
+    from ..solve.torch_backend import compiled
+
+    return compiled(spec, "step")

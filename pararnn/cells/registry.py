@@ -1,0 +1,74 @@
+"""The cells that the catalog, the conformance suite and the command line know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .cell import Cell
+from .facts import Facts
+from .para_gru import ParaGRU
+from .para_m2rnn import ParaM2RNN
+
+
+@dataclass(frozen=True)
+class CellEntry:
+    """One variant of a cell. ``factory(d_in, width, **kwargs)`` builds an instance of it, of a
+    width (per axis of its state) that it accepts."""
+
+    name: str
+    slug: str
+    facts: Facts
+    fidelity: tuple[str, ...]
+    factory: Callable[..., Cell]
+
+
+CELLS: dict[str, CellEntry] = {
+    entry.name: entry
+    for entry in (
+        CellEntry(
+            "ParaGRU[diag]",
+            "para_gru",
+            ParaGRU.facts,
+            ("paper-faithful",),
+            lambda d_in=5, width=6, **kw: ParaGRU(d_in, width, mix="diag", **kw),
+        ),
+        CellEntry(
+            "ParaGRU[head]",
+            "para_gru",
+            ParaGRU.facts,
+            ("research-variant",),
+            lambda d_in=5, width=6, n_heads=2, **kw: ParaGRU(
+                d_in, width, mix="head", n_heads=n_heads, **kw
+            ),
+        ),
+        CellEntry(
+            "ParaM2RNN",
+            "para_m2rnn",
+            ParaM2RNN.facts,
+            ParaM2RNN.facts.fidelity,
+            lambda d_in=5, width=3, v_dim=None, **kw: ParaM2RNN(
+                d_in, width, v_dim or width + 1, **kw
+            ),
+        ),
+    )
+}
+
+
+def cell_names() -> tuple[str, ...]:
+    """Names of all variants, in catalog order."""
+    return tuple(CELLS)
+
+
+def get_cell(name: str) -> CellEntry:
+    """The entry of a variant; a bare cell name gives its first variant.
+
+    Raises
+    ------
+    KeyError
+        If there is no such cell, listing those that exist.
+    """
+    for key, entry in CELLS.items():
+        if name == key or name == key.partition("[")[0] or name == entry.slug:
+            return entry
+    raise KeyError(f"got cell {name!r}, expected one of {', '.join(CELLS)}.")

@@ -1,0 +1,76 @@
+"""The operations that printed programs call, on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..spec import Spec
+from ..spec.program import load, print_program
+
+
+def heads(weight: Tensor, x: Tensor) -> Tensor:
+    """Block-diagonal product: ``weight (n, out, in)``, ``x (..., n*in)`` → ``(..., n*out)``."""
+    n, _, width = weight.shape
+    blocks = x.reshape(-1, n, width).transpose(0, 1)
+    return torch.bmm(blocks, weight.transpose(1, 2)).transpose(0, 1).reshape(x.shape)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return functional.softplus(x, threshold=40.0)
+
+
+_MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "diagonal": torch.mul,
+    "head": heads,
+    "dense": lambda w, x: x @ w.mT,
+    "right": lambda w, x: x @ w,
+}
+
+
+def _variants() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    out: dict[str, Callable[[Tensor, Tensor], Tensor]] = dict(_MAPS)
+    for name, act in _MAPS.items():
+        if name == "diagonal":
+            out["diagonal_t"] = act
+        else:
+            out[f"{name}_t"] = lambda w, x, act=act: act(w.mT, x)
+        out[f"{name}_abs"] = lambda w, x, act=act: act(w.abs(), x)
+    return out
+
+
+NAMESPACE: dict[str, Any] = {
+    "addcmul": torch.addcmul,
+    "lerp": torch.lerp,
+    "square": torch.square,
+    "sqrt": torch.sqrt,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "softplus": _softplus,
+    "ratio": lambda p, q: p / q,
+    "zero": torch.zeros_like,
+    **_variants(),
+}
+
+
+@lru_cache(maxsize=1024)
+def compiled(spec: Spec, program: str) -> Callable[..., tuple[Any, ...]]:
+    """A printed program of the Spec as a function of tensors (see :mod:`pararnn.spec.program`)."""
+    return load(print_program(spec, program, "torch"), NAMESPACE)
+
+
+def align(value: Tensor, axes: Sequence[str], state_axes: Sequence[str]) -> Tensor:
+    """Insert singleton axes, so that ``(..., *axes)`` broadcasts against ``(..., *state_axes)``."""
+    for i, axis in enumerate(reversed(state_axes)):
+        if axis not in axes:
+            value = value.unsqueeze(-1 - i)
+    return value

@@ -1,0 +1,108 @@
+"""The operations that printed programs call, for NumPy arrays of any kind of number.
+
+``float64`` computes in doubles, ``mpmath`` in the working precision of mpmath (object arrays of
+``mpf``), ``sympy`` symbolically (object arrays of expressions). The torch operations live with
+the solver, since this package knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mpmath
+import numpy as np
+import sympy
+
+from .primitives import PRIMITIVES, sigmoid, softplus
+
+Array = np.ndarray
+
+
+def _heads(weight: Array, x: Array) -> Array:
+    heads, _, width = weight.shape
+    blocks = x.reshape(*x.shape[:-1], heads, width)
+    return (weight * blocks[..., None, :]).sum(-1).reshape(x.shape)
+
+
+def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Array, Array], Array]]:
+    """Each structure's action, transposed action, and action with absolute weights."""
+    forward = {
+        "diagonal": lambda w, x: w * x,
+        "head": _heads,
+        "dense": lambda w, x: (w * x[..., None, :]).sum(-1),
+        "right": lambda w, x: (x[..., :, :, None] * w).sum(-2),
+    }
+    swapped = {name: f for name, f in forward.items()}
+    out: dict[str, Callable[[Array, Array], Array]] = dict(forward)
+    for name, f in swapped.items():
+        transpose = (lambda w: w) if name == "diagonal" else (lambda w: np.swapaxes(w, -1, -2))
+        out[f"{name}_t"] = lambda w, x, f=f, t=transpose: f(t(w), x)
+        out[f"{name}_abs"] = lambda w, x, f=f: f(absolute(w), x)
+    return out
+
+
+def _namespace(functions: Mapping[str, Callable], ratio: Callable, absolute: Callable) -> dict:
+    return {
+        **functions,
+        **_maps(absolute),
+        "ratio": ratio,
+        "square": lambda x: x * x,
+        "zero": lambda x: x * 0,
+    }
+
+
+def _stable_sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _elementwise(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return np.frompyfunc(f, 1, 1)
+
+
+def _mp_sigmoid(x: Any) -> Any:
+    return 1 / (1 + mpmath.exp(-x))
+
+
+def _mp_softplus(x: Any) -> Any:
+    return mpmath.log1p(mpmath.exp(x))
+
+
+_MP = {"sigmoid": _mp_sigmoid, "softplus": _mp_softplus}
+_SYMBOLIC = {"sigmoid": sigmoid, "softplus": softplus}
+_NAMES = [p.name for p in PRIMITIVES.values()] + ["sqrt"]
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "float64": _namespace(
+        {
+            name: {"sigmoid": _stable_sigmoid, "softplus": lambda x: np.logaddexp(0.0, x)}.get(
+                name, getattr(np, name, None)
+            )
+            for name in _NAMES
+        },
+        lambda p, q: p / q,
+        np.abs,
+    ),
+    "mpmath": _namespace(
+        {name: _elementwise(_MP.get(name) or getattr(mpmath, name)) for name in _NAMES},
+        lambda p, q: mpmath.mpf(p) / q,
+        _elementwise(abs),
+    ),
+    "sympy": _namespace(
+        {name: _elementwise(_SYMBOLIC.get(name) or getattr(sympy, name)) for name in _NAMES},
+        sympy.Rational,
+        _elementwise(abs),
+    ),
+}
+
+
+def convert(values: Any, backend: str) -> Array:
+    """An array of ``values`` as the backend's numbers. Conversion from float is exact."""
+    array = np.asarray(values)
+    if backend == "float64":
+        return array.astype(np.float64)
+    if array.dtype == object:
+        return array
+    number = mpmath.mpf if backend == "mpmath" else sympy.nsimplify
+    return np.vectorize(lambda v: number(float(v)), otypes=[object])(array)

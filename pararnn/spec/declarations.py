@@ -1,0 +1,108 @@
+"""What a Spec is made of: slots, drives, maps, parameters and stages, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+STRUCTURES = ("diagonal", "head", "dense", "right")
+
+
+class SpecError(ValueError):
+    """A Spec that does not describe a recurrence: says what was got, expected, and the fix."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One state tensor. ``bounds`` is an interval that every step maps into itself, or None."""
+
+    symbol: sympy.Symbol
+    next_symbol: sympy.Symbol
+    latex: str
+    bounds: tuple[float, float] | None
+
+    @property
+    def name(self) -> str:
+        return self.symbol.name
+
+
+@dataclass(frozen=True)
+class Drive:
+    """What the input gives at each step: an affine function of ``x_t`` with the given axes.
+
+    ``inline`` drives are printed as their affine formula wherever they occur; the others get a
+    line of their own and are printed by their symbol.
+    """
+
+    symbol: sympy.Symbol
+    axes: tuple[str, ...]
+    latex: str
+    affine: str
+    inline: bool
+
+    @property
+    def name(self) -> str:
+        return self.symbol.name
+
+
+@dataclass(frozen=True)
+class Map:
+    """A named recurrent linear map. Its structure decides the Jacobian class of the cell."""
+
+    name: str
+    structure: str
+    latex: str
+    spec: object = None  # the open Spec, so that calling the map adds a stage; never compared
+
+    def __call__(self, operand: sympy.Expr) -> sympy.Symbol:
+        return self.spec._apply_map(self, operand)  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Map) and (self.name, self.structure) == (
+            other.name,
+            other.structure,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.structure))
+
+
+@dataclass(frozen=True)
+class Param:
+    """An elementwise recurrent parameter (not an input weight), with the given axes."""
+
+    symbol: sympy.Symbol
+    axes: tuple[str, ...]
+    latex: str
+
+    @property
+    def name(self) -> str:
+        return self.symbol.name
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """``symbol = expr``: a scalar expression, applied at every coordinate.
+
+    ``authored`` keeps the order of terms as written; ``expr`` is its canonical form.
+    """
+
+    symbol: sympy.Symbol
+    authored: sympy.Expr
+    expr: sympy.Expr
+    latex: str
+    hidden: bool = False  # introduced by the library (a nested function call); not on the page
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``symbol = map · operand``."""
+
+    symbol: sympy.Symbol
+    map: Map
+    authored: sympy.Expr
+    operand: sympy.Expr
+
+
+Stage = Elementwise | Linear

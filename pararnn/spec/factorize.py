@@ -1,0 +1,170 @@
+"""The factorized Jacobian of a Spec.
+
+Between its linear maps a Spec is elementwise, so its Jacobian is a small signal-flow graph. The
+*nodes* are the state slots, the drives and parameters, and for every linear stage its operand
+``q`` and its output ``p = M q``. An *edge* ``(target, source)`` carries an elementwise coefficient
+``∂target/∂source`` with all ``p`` held as independent variables. Then
+
+    dq = Σ c(q, h) dh + Σ c(q, p) dp,      dp = M dq,      dh' = Σ c(h', h) dh + Σ c(h', p) dp
+
+is the JVP, and reading the graph backwards is the VJP. Nothing larger than a state is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import sympy
+
+from .declarations import Elementwise, Linear
+from .primitives import primitive_of
+
+if TYPE_CHECKING:
+    from .spec import Spec
+
+Edges = Mapping[sympy.Symbol, sympy.Expr]
+
+
+def operand_symbol(stage: Linear) -> sympy.Symbol:
+    """The node that stands for the input of a linear stage."""
+    return sympy.Symbol(f"{stage.symbol.name}_in", real=True)
+
+
+@dataclass(frozen=True)
+class Factorization:
+    """Edges of the signal-flow graph, by target: ``edges[target][source] = coefficient``.
+
+    Targets are linear operands (in stage order) and the slots' next symbols.
+    """
+
+    spec: Spec
+    linear: tuple[Linear, ...]
+    edges: Mapping[sympy.Symbol, Edges]
+
+    @cached_property
+    def slots(self) -> tuple[sympy.Symbol, ...]:
+        return tuple(s.symbol for s in self.spec.slots)
+
+    @cached_property
+    def outputs(self) -> tuple[sympy.Symbol, ...]:
+        return tuple(s.next_symbol for s in self.spec.slots)
+
+    @cached_property
+    def state_edges(self) -> tuple[tuple[sympy.Symbol, sympy.Symbol], ...]:
+        """(target, source) pairs that carry a perturbation of the state, in evaluation order."""
+        carriers = set(self.slots)
+        pairs = []
+        for target in (*(operand_symbol(s) for s in self.linear), *self.outputs):
+            found = [src for src in self.edges[target] if src in carriers]
+            pairs += [(target, src) for src in found]
+            for stage in self.linear:
+                if operand_symbol(stage) == target and found:
+                    carriers.add(stage.symbol)
+        return tuple(pairs)
+
+    @cached_property
+    def state_coefficients(self) -> tuple[sympy.Expr, ...]:
+        """Coefficients of :attr:`state_edges`, in the same order."""
+        return tuple(self.edges[t][s] for t, s in self.state_edges)
+
+    @cached_property
+    def varying_edges(self) -> tuple[tuple[sympy.Symbol, sympy.Symbol], ...]:
+        """The state edges whose coefficient is not a plain number."""
+        return tuple((t, s) for t, s in self.state_edges if not self.edges[t][s].is_number)
+
+    @cached_property
+    def carrying(self) -> tuple[Linear, ...]:
+        """Linear stages on the path from the state to its update."""
+        sources = {s for _, s in self.state_edges}
+        targets = {t for t, _ in self.state_edges}
+        return tuple(
+            st for st in self.linear if st.symbol in sources and operand_symbol(st) in targets
+        )
+
+    @cached_property
+    def state_dependent(self) -> frozenset[sympy.Symbol]:
+        """Symbols whose value depends on the previous state."""
+        found = set(self.slots)
+        for stage in self.spec.stages:
+            expr = stage.operand if isinstance(stage, Linear) else stage.expr
+            if expr.free_symbols & found:
+                found.add(stage.symbol)
+        return frozenset(found)
+
+    @cached_property
+    def jac_structure(self) -> str:
+        if not any(c.free_symbols & self.state_dependent for c in self.state_coefficients):
+            return "linear"
+        structures = {st.map.structure for st in self.carrying}
+        for structure, name in (("right", "m2rnn"), ("dense", "dense"), ("head", "head")):
+            if structure in structures:
+                return name
+        return "diag" if len(self.slots) == 1 else f"block{len(self.slots)}"
+
+    def channel_jacobian(self, named: Mapping[tuple, sympy.Expr]) -> list[list[sympy.Expr]]:
+        """Entries ``∂h'_i/∂h_j`` of a channelwise Spec, over the given names of the varying
+        coefficients and the diagonals of the maps."""
+        rows: dict[sympy.Symbol, list[sympy.Expr]] = {
+            s: [sympy.Integer(int(i == j)) for j in range(len(self.slots))]
+            for i, s in enumerate(self.slots)
+        }
+        zero = [sympy.Integer(0)] * len(self.slots)
+
+        def combine(target: sympy.Symbol) -> list[sympy.Expr]:
+            total = list(zero)
+            for t, source in self.state_edges:
+                if t == target:
+                    c = named.get((t, source), self.edges[t][source])
+                    total = [a + c * b for a, b in zip(total, rows[source], strict=True)]
+            return total
+
+        for stage in self.linear:
+            weight = sympy.Symbol(stage.map.name, real=True)
+            rows[stage.symbol] = [weight * e for e in combine(operand_symbol(stage))]
+        return [combine(out) for out in self.outputs]
+
+
+def partial(stage: Elementwise, symbol: sympy.Symbol) -> sympy.Expr:
+    """``∂stage/∂symbol``, written with the stage's own output where it is a function call."""
+    primitive = primitive_of(stage.expr)
+    if primitive is None:
+        return sympy.diff(stage.expr, symbol)
+    (inner,) = stage.expr.args
+    return primitive.derivative(inner, stage.symbol) * sympy.diff(inner, symbol)
+
+
+def factorize(spec: Spec) -> Factorization:
+    """Forward accumulation through the elementwise stages, stopping at every linear map."""
+    sources = [s.symbol for s in spec.slots]
+    sources += [d.symbol for d in spec.drive_list] + [p.symbol for p in spec.param_list]
+    tangent: dict[sympy.Symbol, dict[sympy.Symbol, sympy.Expr]] = {
+        s: {s: sympy.Integer(1)} for s in sources
+    }
+
+    def accumulate(terms: list[tuple[sympy.Symbol, sympy.Expr]]) -> dict:
+        total: dict[sympy.Symbol, sympy.Expr] = {}
+        for symbol, coefficient in terms:
+            for source, inner in tangent[symbol].items():
+                total[source] = total.get(source, sympy.Integer(0)) + coefficient * inner
+        return {s: c for s, c in total.items() if c != 0}
+
+    def ordered(expr: sympy.Expr) -> list[sympy.Symbol]:
+        return [s for s in tangent if s in expr.free_symbols]
+
+    edges: dict[sympy.Symbol, dict[sympy.Symbol, sympy.Expr]] = {}
+    linear = []
+    for stage in spec.stages:
+        if isinstance(stage, Linear):
+            terms = [(s, sympy.diff(stage.operand, s)) for s in ordered(stage.operand)]
+            edges[operand_symbol(stage)] = accumulate(terms)
+            tangent[stage.symbol] = {stage.symbol: sympy.Integer(1)}
+            linear.append(stage)
+        else:
+            terms = [(s, partial(stage, s)) for s in ordered(stage.expr)]
+            tangent[stage.symbol] = accumulate(terms)
+    for slot in spec.slots:
+        edges[slot.next_symbol] = tangent[slot.next_symbol]
+    return Factorization(spec, tuple(linear), edges)

@@ -1,0 +1,226 @@
+"""LaTeX of a Spec: the author's order, time indices, and the field's usual operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sympy
+
+from .declarations import Linear
+from .factorize import operand_symbol
+from .primitives import primitive_of
+
+if TYPE_CHECKING:
+    from .spec import Spec
+
+
+@dataclass(frozen=True)
+class Equation:
+    """One numbered line of a card: the symbol that it defines, and its LaTeX."""
+
+    name: str
+    latex: str
+
+
+class LatexPrinter:
+    """Prints expressions of one Spec. ``symbols`` maps a SymPy symbol to LaTeX text."""
+
+    def __init__(self, spec: Spec, symbols: Callable[[sympy.Symbol], tuple[str, int]]):
+        self.spec = spec
+        self.symbols = symbols
+
+    def __call__(self, expr: sympy.Expr) -> str:
+        return self._print(expr)[0]
+
+    def _wrap(self, expr: sympy.Expr, at_least: int) -> str:
+        text, level = self._print(expr)
+        return text if level >= at_least else f"({text})"
+
+    def _print(self, expr: sympy.Expr) -> tuple[str, int]:
+        """LaTeX and binding strength: 1 sum, 2 product, 3 atom."""
+        if isinstance(expr, sympy.Symbol):
+            return self.symbols(expr)
+        if isinstance(expr, sympy.Rational):
+            text = sympy.latex(expr)
+            return text, 3 if expr >= 0 else 1
+        if isinstance(expr, sympy.Add):
+            return self._sum(expr), 1
+        if isinstance(expr, sympy.Mul):
+            return self._product(expr)
+        if isinstance(expr, sympy.Pow):
+            return self._power(expr)
+        primitive = primitive_of(expr)
+        if primitive is not None:
+            return rf"{primitive.latex}({self(expr.args[0])})", 3
+        return sympy.latex(expr), 1
+
+    def _sum(self, expr: sympy.Add) -> str:
+        text = ""
+        for i, term in enumerate(expr.args):
+            sign, body = _signed(term)
+            printed = self._wrap(body, 2) if sign < 0 else self._print(body)[0]
+            if i == 0:
+                text = printed if sign > 0 else f"-{printed}"
+            else:
+                text += f" {'+' if sign > 0 else '-'} {printed}"
+        return text
+
+    def _product(self, expr: sympy.Mul) -> tuple[str, int]:
+        sign, body = _signed(expr)
+        if sign < 0:
+            return f"-{self._wrap(body, 2)}", 1
+        above, below = [], []
+        for factor in expr.args:
+            base, exponent = (
+                factor.args if isinstance(factor, sympy.Pow) else (factor, sympy.Integer(1))
+            )
+            if exponent.is_number and exponent.is_negative:
+                below.append(base if exponent == -1 else sympy.Pow(base, -exponent))
+            else:
+                above.append(factor)
+        text = self._factors(above) if above else "1"
+        if below:
+            return rf"\frac{{{text}}}{{{self._factors(below)}}}", 3
+        return text, 2
+
+    def _factors(self, factors: list[sympy.Expr]) -> str:
+        if len(factors) == 1:
+            return self(factors[0])
+        axes = [self.spec.axes_of(f) for f in factors]
+        if len(factors) == 2 and axes[0] and axes[1] and not set(axes[0]) & set(axes[1]):
+            return rf"{self._wrap(factors[0], 3)} {self._wrap(factors[1], 3)}^\top"
+        text = self._wrap(factors[0], 3)
+        for left, right, factor in zip(axes, axes[1:], factors[1:], strict=False):
+            printed = self._wrap(factor, 3)
+            glue = r" \odot " if left and right else r"\, " if text[-1] in ")}" else " "
+            text += glue + printed
+        return text
+
+    def _power(self, expr: sympy.Pow) -> tuple[str, int]:
+        base, exponent = expr.args
+        if exponent == sympy.Rational(1, 2):
+            return rf"\sqrt{{{self(base)}}}", 3
+        if exponent.is_number and exponent.is_negative:
+            return rf"\frac{{1}}{{{self._power(sympy.Pow(base, -exponent))[0] if exponent != -1 else self(base)}}}", 3
+        return rf"{self._wrap(base, 3)}^{{{self(exponent)}}}", 3
+
+
+def _signed(term: sympy.Expr) -> tuple[int, sympy.Expr]:
+    """Split a leading minus sign off a term, keeping the author's order of the rest."""
+    if isinstance(term, sympy.Mul) and term.args[0].is_number and term.args[0].is_negative:
+        first, *rest = term.args
+        if first != -1:
+            rest = [-first, *rest]
+        body = rest[0] if len(rest) == 1 else sympy.Mul(*rest, evaluate=False)
+        return -1, body
+    if term.is_number and term.is_negative:
+        return -1, -term
+    return 1, term
+
+
+def _apply(structure: str, matrix: str, operand: str, level: int) -> str:
+    wrapped = operand if level >= 3 else f"({operand})"
+    if structure == "diagonal":
+        return rf"{matrix} \odot {wrapped}"
+    if structure == "right":
+        return f"{wrapped} {matrix}"
+    return f"{matrix} {wrapped}"
+
+
+def _stage_symbols(spec: Spec) -> Callable[[sympy.Symbol], tuple[str, int]]:
+    """Symbols as the page shows them: time indices, inline affine drives and linear maps."""
+    table: dict[sympy.Symbol, tuple[str, int]] = {}
+    printer = LatexPrinter(spec, lambda s: table.get(s, (s.name, 3)))
+    for slot in spec.slots:
+        table[slot.symbol] = (_timed(slot.latex, "t-1"), 3)
+        table[slot.next_symbol] = (_timed(slot.latex, "t"), 3)
+    for drive in spec.drive_list:
+        table[drive.symbol] = (drive.affine, 1) if drive.inline else (_timed(drive.latex, "t"), 3)
+    for param in spec.param_list:
+        table[param.symbol] = (param.latex, 3)
+    for stage in spec.stages:
+        if isinstance(stage, Linear):
+            text, level = printer._print(stage.authored)
+            table[stage.symbol] = (_apply(stage.map.structure, stage.map.latex, text, level), 2)
+        elif stage.hidden:
+            table[stage.symbol] = printer._print(stage.expr)
+        elif stage.symbol not in table:
+            table[stage.symbol] = (_timed(stage.latex, "t"), 3)
+    return lambda s: table[s]
+
+
+def _timed(latex: str, index: str) -> str:
+    """``z`` → ``z_t``, ``h`` → ``h_{t-1}``; a subscript of its own is kept in front of the time."""
+    base, _, sub = latex.partition("_")
+    inner = f"{sub.strip('{}')},{index}" if sub else index
+    return f"{base}_{inner}" if len(inner) == 1 else f"{base}_{{{inner}}}"
+
+
+def equations(spec: Spec) -> list[Equation]:
+    """Every line that the page shows, in the author's order."""
+    symbols = _stage_symbols(spec)
+    printer = LatexPrinter(spec, symbols)
+    lines = [
+        Equation(d.name, f"{_timed(d.latex, 't')} = {d.affine}")
+        for d in spec.drive_list
+        if not d.inline
+    ]
+    for stage in spec.stages:
+        if isinstance(stage, Linear) or stage.hidden:
+            continue
+        name = stage.symbol.name.removesuffix("_next")
+        lines.append(Equation(name, f"{symbols(stage.symbol)[0]} = {printer(stage.authored)}"))
+    return lines
+
+
+def jacobian_action(spec: Spec) -> list[str]:
+    r"""The factorized Jacobian, as the perturbation ``\dot h_t`` that ``\dot h_{t-1}`` causes."""
+    fz = spec.factorization
+    outer = _stage_symbols(spec)
+    dots: dict[sympy.Symbol, tuple[str, int]] = {
+        s.symbol: (rf"\dot{{{s.latex.partition('_')[0]}}}" + _timed(s.latex, "t-1")[len(s.latex.partition('_')[0]):], 3)
+        for s in spec.slots
+    }
+    printer = LatexPrinter(spec, outer)
+
+    def combine(target: sympy.Symbol) -> tuple[str, int]:
+        terms = []
+        for t, source in fz.state_edges:
+            if t != target:
+                continue
+            text, level = dots[source]
+            coefficient = _reordered(fz.edges[t][source])
+            if coefficient == 1:
+                terms.append((text, level))
+                continue
+            body = text if level >= 3 else f"({text})"
+            glue = r" \odot " if spec.axes_of(coefficient) else r"\, "
+            terms.append((printer._wrap(coefficient, 2) + glue + body, 2))
+        return (terms[0] if len(terms) == 1 else (" + ".join(t for t, _ in terms), 1))
+
+    for stage in fz.linear:
+        if stage in fz.carrying:
+            text, level = combine(operand_symbol(stage))
+            dots[stage.symbol] = (_apply(stage.map.structure, stage.map.latex, text, level), 2)
+    lines = []
+    for slot in spec.slots:
+        base = slot.latex.partition("_")[0]
+        left = rf"\dot{{{base}}}" + _timed(slot.latex, "t")[len(base) :]
+        lines.append(f"{left} = {combine(slot.next_symbol)[0]}")
+    return lines
+
+
+def _reordered(expr: sympy.Expr) -> sympy.Expr:
+    """Positive terms first, recursively, for reading; the value is unchanged."""
+    if not expr.args:
+        return expr
+    args = [_reordered(a) for a in expr.args]
+    if isinstance(expr, sympy.Add):
+        args.sort(key=lambda a: (_signed(a)[0] < 0, not a.is_number))
+    elif isinstance(expr, sympy.Mul):
+        args.sort(key=lambda a: (not a.is_number, isinstance(a, sympy.Add)))
+    else:
+        return expr.func(*args)
+    return expr.func(*args, evaluate=False)

@@ -1,0 +1,159 @@
+"""The scalar functions that a stage may apply, each with everything derived from it.
+
+One table, one row a function: its LaTeX, its derivative written in terms of its own output (so
+that no code evaluates a transcendental twice) and the range and derivative bounds that the
+interval evaluation needs. Adding a function to the language of specs is adding a row here, and
+its implementation to each numeric backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import sympy
+
+from .interval import Interval
+
+
+class sigmoid(sympy.Function):
+    r"""Logistic function ``1 / (1 + exp(-x))``."""
+
+    nargs = 1
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return self * (1 - self)
+
+
+class softplus(sympy.Function):
+    r"""``log(1 + exp(x))``."""
+
+    nargs = 1
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return sigmoid(self.args[0])
+
+
+tanh = sympy.tanh
+exp = sympy.exp
+log = sympy.log
+sin = sympy.sin
+cos = sympy.cos
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """What the library knows about one scalar function ``y = f(x)``.
+
+    ``derivative(x, y)`` may use the output ``y``. ``image``, ``slope`` and ``curvature`` map an
+    interval of ``x`` to an interval holding ``f``, and to upper bounds of ``|f'|`` and ``|f''|``.
+    """
+
+    name: str
+    function: type[sympy.Function]
+    latex: str
+    derivative: Callable[[sympy.Expr, sympy.Expr], sympy.Expr]
+    image: Callable[[Interval], Interval]
+    slope: Callable[[Interval], np.ndarray]
+    curvature: Callable[[Interval], np.ndarray]
+
+
+def _np_sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def _increasing(f: Callable) -> Callable[[Interval], Interval]:
+    return lambda x: Interval(f(x.lo), f(x.hi))
+
+
+def _constant(value: float) -> Callable[[Interval], np.ndarray]:
+    return lambda x: np.full(np.broadcast(x.lo, x.hi).shape, value)
+
+
+def _bell(f: Callable) -> Callable[[Interval], np.ndarray]:
+    """Sup of an even, unimodal ``f`` (largest at 0) over an interval."""
+    return lambda x: f(np.where((x.lo <= 0) & (x.hi >= 0), 0.0, np.minimum(abs(x.lo), abs(x.hi))))
+
+
+def _softplus_np(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0.0, x)
+
+
+# max |sigma''| = 1/(6 sqrt 3), max |tanh''| = 4/(3 sqrt 3), max |softplus''| = max sigma' = 1/4.
+_SIGMOID_CURVATURE = 1 / (6 * np.sqrt(3))
+_TANH_CURVATURE = 4 / (3 * np.sqrt(3))
+
+PRIMITIVES: dict[type[sympy.Function], Primitive] = {
+    p.function: p
+    for p in (
+        Primitive(
+            "sigmoid",
+            sigmoid,
+            r"\sigma",
+            lambda x, y: y * (1 - y),
+            _increasing(_np_sigmoid),
+            _bell(lambda x: _np_sigmoid(x) * _np_sigmoid(-x)),
+            _constant(_SIGMOID_CURVATURE),
+        ),
+        Primitive(
+            "tanh",
+            tanh,
+            r"\tanh",
+            lambda x, y: 1 - y**2,
+            _increasing(np.tanh),
+            _bell(lambda x: 1 - np.tanh(x) ** 2),
+            _constant(_TANH_CURVATURE),
+        ),
+        Primitive(
+            "softplus",
+            softplus,
+            r"\operatorname{softplus}",
+            lambda x, y: sigmoid(x),
+            _increasing(_softplus_np),
+            lambda x: _np_sigmoid(x.hi),
+            _constant(0.25),
+        ),
+        Primitive(
+            "exp",
+            exp,
+            r"\exp",
+            lambda x, y: y,
+            _increasing(np.exp),
+            lambda x: np.exp(x.hi),
+            lambda x: np.exp(x.hi),
+        ),
+        Primitive(
+            "log",
+            log,
+            r"\log",
+            lambda x, y: 1 / x,
+            _increasing(lambda x: np.log(np.maximum(x, 0))),
+            lambda x: 1 / np.maximum(x.lo, 0),
+            lambda x: 1 / np.maximum(x.lo, 0) ** 2,
+        ),
+        Primitive(
+            "sin",
+            sin,
+            r"\sin",
+            lambda x, y: cos(x),
+            lambda x: Interval(-1.0, 1.0),
+            _constant(1.0),
+            _constant(1.0),
+        ),
+        Primitive(
+            "cos",
+            cos,
+            r"\cos",
+            lambda x, y: -sin(x),
+            lambda x: Interval(-1.0, 1.0),
+            _constant(1.0),
+            _constant(1.0),
+        ),
+    )
+}
+
+
+def primitive_of(expr: sympy.Basic) -> Primitive | None:
+    """The table row of ``expr``'s head function, or None if it is not a primitive call."""
+    return PRIMITIVES.get(type(expr))

@@ -1,0 +1,415 @@
+"""The Spec: one staged symbolic definition of a recurrent cell.
+
+A Spec is written inside a ``with`` block and is frozen, validated and immutable afterwards::
+
+    with Spec("ParaGRU") as s:
+        h = s.state("h", bounds=(-1, 1))
+        u_z, u_r, u_n = s.drives("u_z u_r u_n")
+        A_z, A_r, A_n = s.maps("A_z A_r A_n", structure="diagonal")
+        z = s.let("z", sigmoid(A_z(h) + u_z))
+        r = s.let("r", sigmoid(A_r(h) + u_r))
+        n = s.let("n", tanh(A_n(r * h) + u_n))
+        s.next(h, (1 - z) * h + z * n)
+
+Inside the block SymPy does not evaluate, so the equations keep the order in which they were
+written; that order is what the page shows. Everything that computes uses the canonical form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import sympy
+
+from .declarations import (
+    STRUCTURES,
+    Drive,
+    Elementwise,
+    Linear,
+    Map,
+    Param,
+    Slot,
+    SpecError,
+    Stage,
+)
+from .primitives import primitive_of
+
+if TYPE_CHECKING:
+    from .factorize import Factorization
+    from .latex import Equation
+
+
+def canonical(expr: sympy.Expr) -> sympy.Expr:
+    """Rebuild an unevaluated expression with SymPy's evaluation switched on."""
+    if not expr.args:
+        return expr
+    return expr.func(*[canonical(a) for a in expr.args])
+
+
+def _names(names: str | Iterable[str]) -> list[str]:
+    return names.replace(",", " ").split() if isinstance(names, str) else list(names)
+
+
+def _subscript(name: str) -> tuple[str, str]:
+    """``"A_z"`` → ``("A", "z")``; a name without an underscore has an empty subscript."""
+    base, _, sub = name.partition("_")
+    return base, sub
+
+
+def _with_subscript(base: str, sub: str) -> str:
+    if not sub:
+        return base
+    return f"{base}_{sub}" if len(sub) == 1 else rf"{base}_{{\mathrm{{{sub}}}}}"
+
+
+class Spec:
+    """An ordered list of named stages over slots, drives, maps and parameters.
+
+    Parameters
+    ----------
+    name
+        The cell's name, used in messages and generated sources.
+    axes
+        Names of the axes of one state slot, e.g. ``("d",)`` or ``("K", "V")``. Sizes are given
+        later, by the cell.
+
+    Raises
+    ------
+    SpecError
+        On leaving the ``with`` block, if a slot has no update, a name is used twice, or an
+        expression uses a symbol that was not declared before it.
+    """
+
+    def __init__(self, name: str, axes: tuple[str, ...] = ("d",)):
+        self.name = name
+        self.axes = tuple(axes)
+        self.slots: tuple[Slot, ...] = ()
+        self.drive_list: tuple[Drive, ...] = ()
+        self.map_list: tuple[Map, ...] = ()
+        self.param_list: tuple[Param, ...] = ()
+        self.stages: tuple[Stage, ...] = ()
+        self._open = False
+        self._frozen = False
+        self._names: set[str] = set()
+        self._evaluate = None
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def __enter__(self) -> Spec:
+        if self._frozen:
+            raise SpecError(f"Spec {self.name!r} is frozen; define a new Spec to change it.")
+        self._open = True
+        self._evaluate = sympy.evaluate(False)
+        self._evaluate.__enter__()
+        return self
+
+    def __exit__(self, exc_type, exc, tb) -> None:
+        self._evaluate.__exit__(exc_type, exc, tb)
+        self._evaluate = None
+        self._open = False
+        if exc_type is None:
+            self._freeze()
+
+    def _claim(self, name: str) -> sympy.Symbol:
+        if not self._open:
+            raise SpecError(
+                f"Spec {self.name!r} is not open: declare symbols and stages inside "
+                f"'with Spec({self.name!r}) as s:'."
+            )
+        if not name.isidentifier() or name in self._names:
+            reason = "is already used" if name in self._names else "is not an identifier"
+            raise SpecError(f"Spec {self.name!r}: the name {name!r} {reason}; choose another.")
+        self._names.add(name)
+        return sympy.Symbol(name, real=True)
+
+    def state(
+        self, name: str = "h", *, bounds: tuple[float, float] | None = None, latex: str = ""
+    ) -> sympy.Symbol:
+        """Declare a state slot and return the symbol of its *previous* value ``h_{t-1}``."""
+        symbol, following = self._claim(name), self._claim(f"{name}_next")
+        if bounds is not None and not bounds[0] < bounds[1]:
+            raise SpecError(f"Slot {name!r}: got bounds {bounds}, expected (low, high), low < high.")
+        self.slots += (Slot(symbol, following, latex or _with_subscript(*_subscript(name)), bounds),)
+        return symbol
+
+    def drives(
+        self,
+        names: str | Iterable[str],
+        *,
+        axes: tuple[str, ...] | None = None,
+        inline: bool = True,
+    ) -> tuple[sympy.Symbol, ...]:
+        """Declare what the input gives at each step, in the order in which it is packed."""
+        axes = self.axes if axes is None else tuple(axes)
+        self._check_axes("drive", axes)
+        out = []
+        for name in _names(names):
+            symbol = self._claim(name)
+            base, sub = _subscript(name)
+            sub = sub if inline else (sub or base)
+            weight = _with_subscript("W", sub) if axes else _with_subscript("w", sub) + r"^\top"
+            affine = f"{weight} x_t + {_with_subscript('b', sub)}"
+            latex = _with_subscript(*_subscript(name))
+            self.drive_list += (Drive(symbol, axes, latex, affine, inline),)
+            out.append(symbol)
+        return tuple(out)
+
+    def maps(self, names: str | Iterable[str], *, structure: str) -> tuple[Map, ...]:
+        """Declare recurrent linear maps; call one on an expression to apply it."""
+        if structure not in STRUCTURES:
+            raise SpecError(
+                f"Spec {self.name!r}: got structure {structure!r}, expected one of {STRUCTURES}."
+            )
+        if structure == "right" and len(self.axes) != 2:
+            raise SpecError(
+                f"Spec {self.name!r}: structure 'right' multiplies a matrix state from the right, "
+                f"but the state axes are {self.axes}; declare two axes, e.g. axes=('K', 'V')."
+            )
+        if structure in ("head", "dense") and len(self.axes) != 1:
+            raise SpecError(
+                f"Spec {self.name!r}: structure {structure!r} acts on a vector state, but the "
+                f"state axes are {self.axes}; use 'right' or 'diagonal'."
+            )
+        out = []
+        for name in _names(names):
+            self._claim(name)
+            base, sub = _subscript(name)
+            shown = base.lower() if structure == "diagonal" else base
+            out.append(Map(name, structure, _with_subscript(shown, sub), self))
+        self.map_list += tuple(out)
+        return tuple(out)
+
+    def map(self, name: str, *, structure: str) -> Map:
+        """Declare one recurrent linear map."""
+        return self.maps(name, structure=structure)[0]
+
+    def params(
+        self, names: str | Iterable[str], *, axes: tuple[str, ...] | None = None
+    ) -> tuple[sympy.Symbol, ...]:
+        """Declare elementwise recurrent parameters (peepholes, time constants, …)."""
+        axes = self.axes if axes is None else tuple(axes)
+        self._check_axes("parameter", axes)
+        out = []
+        for name in _names(names):
+            symbol = self._claim(name)
+            self.param_list += (Param(symbol, axes, _with_subscript(*_subscript(name))),)
+            out.append(symbol)
+        return tuple(out)
+
+    def let(self, name: str, expr: sympy.Expr, *, latex: str = "") -> sympy.Symbol:
+        """Name an elementwise stage; it gets a numbered line on the page."""
+        symbol = self._claim(name)
+        self._add_elementwise(symbol, sympy.sympify(expr), latex)
+        return symbol
+
+    def next(self, slot: sympy.Symbol, expr: sympy.Expr) -> None:
+        """Say what the slot becomes: ``slot_t = expr``."""
+        for s in self.slots:
+            if s.symbol == slot:
+                if any(st.symbol == s.next_symbol for st in self.stages):
+                    raise SpecError(f"Slot {s.name!r} already has an update; give it only one.")
+                self._add_elementwise(s.next_symbol, sympy.sympify(expr), s.latex)
+                return
+        raise SpecError(f"{slot!r} is not a state slot of {self.name!r}; declare it with state().")
+
+    def updated(self, slot: sympy.Symbol) -> sympy.Symbol:
+        """The slot's *new* value, for later stages (a peephole on the new cell state, say)."""
+        for s in self.slots:
+            if s.symbol == slot:
+                return s.next_symbol
+        raise SpecError(f"{slot!r} is not a state slot of {self.name!r}.")
+
+    def _apply_map(self, map_: Map, operand: sympy.Expr) -> sympy.Symbol:
+        operand = sympy.sympify(operand)
+        for stage in self.stages:
+            if isinstance(stage, Linear) and stage.map == map_ and stage.authored == operand:
+                return stage.symbol
+        base, sub = _subscript(map_.name)
+        name = f"{base.lower()}_dot_{sub}" if sub else f"{base.lower()}_dot"
+        while name in self._names:
+            name += "_"
+        symbol = self._claim(name)
+        with sympy.evaluate(True):
+            inner = self._hoist(self._defined(canonical(operand), name), name, top=False)
+        self.stages += (Linear(symbol, map_, operand, inner),)
+        return symbol
+
+    def _add_elementwise(self, symbol: sympy.Symbol, authored: sympy.Expr, latex: str) -> None:
+        latex = latex or _with_subscript(*_subscript(symbol.name))
+        with sympy.evaluate(True):
+            expr = self._hoist(self._defined(canonical(authored), symbol.name), symbol.name)
+        self.stages += (Elementwise(symbol, authored, expr, latex),)
+
+    def _hoist(self, expr: sympy.Expr, name: str, top: bool = True) -> sympy.Expr:
+        """Give every nested primitive call a hidden stage, so that a stage is ``f(algebraic)``
+        or algebraic. Derivatives can then be written in terms of named outputs."""
+        if not expr.args:
+            return expr
+        rebuilt = expr.func(*[self._hoist(a, name, top=False) for a in expr.args])
+        if primitive_of(rebuilt) is None or top:
+            return rebuilt
+        for stage in self.stages:
+            if isinstance(stage, Elementwise) and stage.expr == rebuilt:
+                return stage.symbol
+        hidden = f"{name}_{primitive_of(rebuilt).name}"
+        while hidden in self._names:
+            hidden += "_"
+        symbol = self._claim(hidden)
+        self.stages += (Elementwise(symbol, rebuilt, rebuilt, "", hidden=True),)
+        return symbol
+
+    def _defined(self, expr: sympy.Expr, where: str) -> sympy.Expr:
+        known = {s.symbol for s in self.slots} | {st.symbol for st in self.stages}
+        known |= {d.symbol for d in self.drive_list} | {p.symbol for p in self.param_list}
+        missing = sorted(str(s) for s in expr.free_symbols - known)
+        if missing:
+            raise SpecError(
+                f"Spec {self.name!r}, stage {where!r}: {', '.join(missing)} is used before it is "
+                "defined; declare it as a state, drive, parameter or earlier stage."
+            )
+        return expr
+
+    def _check_axes(self, what: str, axes: tuple[str, ...]) -> None:
+        if any(a not in self.axes for a in axes) or list(axes) != [a for a in self.axes if a in axes]:
+            raise SpecError(
+                f"Spec {self.name!r}: got {what} axes {axes}, expected a sub-sequence of the "
+                f"state axes {self.axes}."
+            )
+
+    def _freeze(self) -> None:
+        if not self.slots:
+            raise SpecError(f"Spec {self.name!r} has no state; declare one with state().")
+        written = {st.symbol for st in self.stages}
+        for slot in self.slots:
+            if slot.next_symbol not in written:
+                raise SpecError(
+                    f"Spec {self.name!r}: slot {slot.name!r} has no update; call next({slot.name}, …)."
+                )
+        self._frozen = True
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"Spec({self.name!r}, slots={len(self.slots)}, jac_structure={self.jac_structure!r})"
+
+    def restructured(self, structure: str) -> Spec:
+        """The same stages with every map of another structure (e.g. the diagonal of a head map).
+
+        Used for quasi-Jacobians: a channelwise stand-in for a head-mixed cell.
+        """
+        swap = {m.name: Map(m.name, structure, m.latex, None) for m in self.map_list}
+        out = Spec(self.name, self.axes)
+        out.slots, out.drive_list, out.param_list = self.slots, self.drive_list, self.param_list
+        out.map_list = tuple(swap.values())
+        out.stages = tuple(
+            Linear(st.symbol, swap[st.map.name], st.authored, st.operand)
+            if isinstance(st, Linear)
+            else st
+            for st in self.stages
+        )
+        out._frozen = True
+        return out
+
+    def axes_of(self, expr: sympy.Expr) -> tuple[str, ...]:
+        """Axes along which an expression varies, in the state's order."""
+        found: set[str] = set()
+        for symbol in expr.free_symbols:
+            found |= set(self._symbol_axes.get(symbol, self.axes))
+        return tuple(a for a in self.axes if a in found)
+
+    @cached_property
+    def _symbol_axes(self) -> Mapping[sympy.Symbol, tuple[str, ...]]:
+        axes = {s.symbol: self.axes for s in self.slots}
+        axes |= {d.symbol: d.axes for d in self.drive_list}
+        axes |= {p.symbol: p.axes for p in self.param_list}
+        for stage in self.stages:
+            if isinstance(stage, Linear):
+                axes[stage.symbol] = self.axes
+            else:
+                varying = {a for s in stage.expr.free_symbols for a in axes[s]}
+                axes[stage.symbol] = tuple(a for a in self.axes if a in varying)
+        return axes
+
+    @cached_property
+    def factorization(self) -> Factorization:
+        """The factorized Jacobian: elementwise coefficients between linear nodes."""
+        from .factorize import factorize
+
+        return factorize(self)
+
+    @cached_property
+    def jac_structure(self) -> str:
+        """Jacobian class, derived from the maps on the path from the state to its update."""
+        return self.factorization.jac_structure
+
+    @property
+    def channelwise(self) -> bool:
+        """True if no map mixes channels, so that the Jacobian is one S×S block a channel."""
+        return all(m.structure == "diagonal" for m in self.map_list)
+
+    def state_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of one sample's state: the axes' sizes, behind a slot axis if S > 1."""
+        shape = tuple(sizes[a] for a in self.axes)
+        return shape if len(self.slots) == 1 else (len(self.slots), *shape)
+
+    def drive_shapes(self, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+        """Shape of every drive of one sample and step, in packing order."""
+        return tuple(tuple(sizes[a] for a in d.axes) for d in self.drive_list)
+
+    def packed_width(self, sizes: Mapping[str, int]) -> int:
+        """Width of the packed drives: what the input projection has to produce."""
+        return sum(math.prod(shape) for shape in self.drive_shapes(sizes))
+
+    def parameter_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Shape of every recurrent parameter, in order: maps, then elementwise parameters.
+
+        A ``head`` map needs ``sizes["heads"]``.
+        """
+        state = tuple(sizes[a] for a in self.axes)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for m in self.map_list:
+            if m.structure == "head":
+                width = state[0] // sizes["heads"]
+                shapes[m.name] = (sizes["heads"], width, width)
+            else:
+                shapes[m.name] = state if m.structure == "diagonal" else (state[-1], state[-1])
+        for p in self.param_list:
+            shapes[p.name] = tuple(sizes[a] for a in p.axes)
+        return shapes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical text of the Spec: equal for equal recurrences, on any machine."""
+        lines = [self.name, repr(self.axes)]
+        lines += [f"slot {s.name} {s.bounds}" for s in self.slots]
+        lines += [f"drive {d.name} {d.axes}" for d in self.drive_list]
+        lines += [f"map {m.name} {m.structure}" for m in self.map_list]
+        lines += [f"param {p.name} {p.axes}" for p in self.param_list]
+        for st in self.stages:
+            if isinstance(st, Linear):
+                lines.append(f"{st.symbol} = {st.map.name} . {sympy.srepr(st.operand)}")
+            else:
+                lines.append(f"{st.symbol} = {sympy.srepr(st.expr)}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def latex(self) -> list[Equation]:
+        """One equation a stage, in the author's order and with time indices."""
+        from .latex import equations
+
+        return equations(self)
+
+    def jacobian_latex(self) -> list[str]:
+        """The derived factorized Jacobian, as its action on a perturbation."""
+        from .latex import jacobian_action
+
+        return jacobian_action(self)
+
+    def source(self, program: str = "step", dialect: str = "torch") -> str:
+        """Printed source of a derived program; see :mod:`pararnn.spec.program`."""
+        from .program import print_program
+
+        return print_program(self, program, dialect)
