@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 import needs
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def build(site: Path = ROOT / "site") -> int:

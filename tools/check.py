@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 import needs
 
+ROOT = Path(__file__).resolve().parent.parent
 PYTEST = ("-m", "pytest", "--quiet", "--durations=5", "--durations-min=5")
 
 # name: arguments for Python, tool that the machine may lack

@@ -38,9 +38,7 @@ function setUp(table) {
   const form = element("form", { class: "catalog-filter", "aria-label": "Filter the cells" }, ...fields, clear);
   form.addEventListener("submit", (event) => event.preventDefault());
 
-  // On a narrow screen the table scrolls inside its own box.
-  const box = table.closest(".md-typeset__scrollwrap") ?? table;
-  box.before(form, count);
+  (table.closest(".table-box") ?? table).before(form, count);
 
   function apply() {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
