@@ -1,3 +1,80 @@
-"""Recurrent cells for PyTorch that train in parallel over time."""
+"""Recurrent cells for PyTorch that train in parallel over time.
+
+Public names are loaded on first use, so that ``import pararnn`` costs next to nothing beyond
+``import torch``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "pararnn.spec": ("Spec", "SpecError", "cos", "exp", "log", "sigmoid", "sin", "softplus", "tanh"),
+    "pararnn.cells": (
+        "Cell",
+        "CellEntry",
+        "ParaGRU",
+        "ParaM2RNN",
+        "cell_names",
+        "get_cell",
+        "m2rnn_gates",
+    ),
+    "pararnn.solvers": (
+        "NewtonConfig",
+        "NewtonDivergenceError",
+        "NewtonWarning",
+        "Solution",
+        "newton_apply",
+        "newton_m2rnn_factorized",
+        "sequential_apply",
+        "shooting_apply",
+        "solve",
+    ),
+    "pararnn.layers": ("AgreementReport", "ParaRNN", "verify_agreement"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "__version__"])
+
+if TYPE_CHECKING:
+    from .cells import Cell as Cell
+    from .cells import CellEntry as CellEntry
+    from .cells import ParaGRU as ParaGRU
+    from .cells import ParaM2RNN as ParaM2RNN
+    from .cells import cell_names as cell_names
+    from .cells import get_cell as get_cell
+    from .cells import m2rnn_gates as m2rnn_gates
+    from .layers import AgreementReport as AgreementReport
+    from .layers import ParaRNN as ParaRNN
+    from .layers import verify_agreement as verify_agreement
+    from .solvers import NewtonConfig as NewtonConfig
+    from .solvers import NewtonDivergenceError as NewtonDivergenceError
+    from .solvers import NewtonWarning as NewtonWarning
+    from .solvers import Solution as Solution
+    from .solvers import newton_apply as newton_apply
+    from .solvers import newton_m2rnn_factorized as newton_m2rnn_factorized
+    from .solvers import sequential_apply as sequential_apply
+    from .solvers import shooting_apply as shooting_apply
+    from .solvers import solve as solve
+    from .spec import Spec as Spec
+    from .spec import SpecError as SpecError
+    from .spec import cos as cos
+    from .spec import exp as exp
+    from .spec import log as log
+    from .spec import sigmoid as sigmoid
+    from .spec import sin as sin
+    from .spec import softplus as softplus
+    from .spec import tanh as tanh
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'pararnn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -247,7 +247,7 @@ class Cell(nn.Module):
         return out[0] if self.state_slots == 1 else torch.stack(out, -len(self.spec.axes) - 1)
 
     def _aligned(self, drives: tuple[Tensor, ...]) -> list[Tensor]:
-        from ..solve.torch_backend import align
+        from ..solvers.torch_backend import align
 
         return [
             align(u, d.axes, self.spec.axes)
@@ -261,6 +261,6 @@ class Cell(nn.Module):
 
 @lru_cache(maxsize=256)
 def _derived_step(spec: Spec) -> Callable[..., tuple[Tensor, ...]]:
-    from ..solve.torch_backend import compiled
+    from ..solvers.torch_backend import compiled
 
     return compiled(spec, "step")

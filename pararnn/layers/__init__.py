@@ -1,0 +1,1 @@
+"""Layers around cells."""

@@ -5,6 +5,7 @@ A *program* is a function of slots, drives and recurrent parameters, printed as 
 ==================  ==========================================================================
 ``step``            next value of every slot
 ``step_jacobian``   (channelwise Specs) the same statements, then the S×S Jacobian entries
+``channel_jacobian``  the S×S entries from coefficients and (the diagonals of) the maps
 ``coefficients``    state-carrying coefficients of the factorized Jacobian
 ``tangent``         JVP from coefficients: perturbation of the state → of its update
 ``transpose``       VJP from coefficients: cotangent of the update → of the state
@@ -33,7 +34,16 @@ from .primitives import primitive_of
 if TYPE_CHECKING:
     from .spec import Spec
 
-PROGRAMS = ("step", "step_jacobian", "coefficients", "tangent", "transpose", "vjp", "majorant")
+PROGRAMS = (
+    "step",
+    "step_jacobian",
+    "coefficients",
+    "channel_jacobian",
+    "tangent",
+    "transpose",
+    "vjp",
+    "majorant",
+)
 DIALECTS = ("plain", "torch")
 
 
@@ -223,8 +233,8 @@ class _Writer:
 
     def text(self, name: str, args: Sequence[str], results: Sequence[str]) -> str:
         tail = ", ".join(results) + ("," if len(results) == 1 else "")
-        body = "\n".join(self.lines)
-        return f"def {name}({', '.join(args)}):\n{body}\n    return ({tail})\n"
+        lines = [f"def {name}({', '.join(args)}):", *self.lines, f"    return ({tail})"]
+        return "\n".join(lines) + "\n"
 
 
 def arguments(spec: Spec) -> list[str]:
@@ -273,6 +283,11 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
         writer.forward()
         values = [fz.edges[t][s] for t, s in fz.varying_edges]
         return writer.text(program, arguments(spec), writer.expressions(values))
+    if program == "channel_jacobian":
+        named = {e: sympy.Symbol(f"c{i}", real=True) for i, e in enumerate(fz.varying_edges)}
+        entries = [e for row in fz.channel_jacobian(named) for e in row]
+        args = [s.name for s in named.values()] + recurrent_arguments(spec)
+        return writer.text(program, args, writer.expressions(entries))
     if program == "vjp":
         return _print_vjp(spec, writer)
     return _print_linear(spec, writer, program)
@@ -329,8 +344,6 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
             terms = [weighted((t, s), dot[s]) for t, s in fz.state_edges if t == out and s in dot]
             results.append(writer.printer(sum(terms, sympy.Integer(0))) if terms else f"zero({dot[fz.slots[0]].name})")
         inputs = [dot[s].name for s in fz.slots]
-    if not writer.lines:
-        writer.lines.append("    # one elementwise product a slot")
     args = [*inputs, *names, *recurrent_arguments(spec)]
     return writer.text(program, args, results)
 

@@ -1,0 +1,112 @@
+"""Affine scan: every state of ``x_t = A_t x_{t−1} + b_t``, in O(T) work and O(√T) depth.
+
+The sequence is cut into chunks. All chunks are walked side by side from zero, carrying the
+product of their operators; the true chunk starts follow from an affine scan over the chunks
+(the same function again); a second walk from the true starts writes the states. Nothing but the
+output and one operator a chunk is stored.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .algebra import Algebra, Diagonal
+
+DIRECT = 32  # at most this many steps are walked directly, without chunks
+
+
+def affine_scan(
+    op: Tensor,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    algebra: Algebra | None = None,
+    reverse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """States of a linear recurrence over dimension 1.
+
+    Parameters
+    ----------
+    op
+        Operators ``(B, T, ...)`` of the algebra.
+    b
+        Inputs ``(B, T, *state_shape)``.
+    x0
+        Initial state ``(B, *state_shape)``; zero if not given. With ``reverse`` it is the state
+        after the last step.
+    algebra
+        How operators act; :class:`~pararnn.scan.algebra.Diagonal` if not given.
+    reverse
+        Run from the last step to the first: ``x_t = A_t x_{t+1} + b_t``.
+    out
+        Tensor to write the states to, of the shape of ``b``.
+
+    Returns
+    -------
+    Tensor
+        States ``(B, T, *state_shape)``. Not recorded by autograd.
+
+    Raises
+    ------
+    ValueError
+        If ``op`` and ``b`` differ in batch or length.
+    """
+    if op.shape[:2] != b.shape[:2]:
+        raise ValueError(
+            f"op and b: got leading shapes {tuple(op.shape[:2])} and {tuple(b.shape[:2])}, "
+            "expected equal (batch, time)."
+        )
+    with torch.no_grad():
+        return _scan(op, b, x0, algebra or Diagonal(), reverse, out)
+
+
+def _scan(
+    op: Tensor, b: Tensor, x0: Tensor | None, algebra: Algebra, reverse: bool, out: Tensor | None
+) -> Tensor:
+    length = b.shape[1]
+    states = torch.empty_like(b, memory_format=torch.contiguous_format) if out is None else out
+    if length <= DIRECT:
+        x = x0
+        for t in range(length - 1, -1, -1) if reverse else range(length):
+            x = b[:, t] if x is None else algebra.affine(op[:, t], x, b[:, t])
+            states[:, t] = x
+        return states
+    chunk = max(2, math.isqrt(length))
+    count = length // chunk
+    # The remainder that does not fill a chunk is walked first, so that all chunks are equal.
+    rest = length - count * chunk
+    if rest:
+        part = slice(length - rest, None) if reverse else slice(0, rest)
+        _scan(op[:, part], b[:, part], x0, algebra, reverse, states[:, part])
+        x0 = states[:, length - rest] if reverse else states[:, rest - 1]
+        body = slice(0, length - rest) if reverse else slice(rest, None)
+        op, b, inner = op[:, body], b[:, body], states[:, body]
+    else:
+        inner = states
+    order = range(chunk - 1, -1, -1) if reverse else range(chunk)
+    x: Tensor | None = None
+    product: Tensor | None = None
+    for t in order:
+        a_t, b_t = op[:, t::chunk], b[:, t::chunk]
+        x = b_t if x is None else algebra.affine(a_t, x, b_t)
+        product = a_t if product is None else algebra.compose(a_t, product)
+    starts = _chunk_starts(product, x, x0, algebra, reverse)
+    for t in order:
+        starts = algebra.affine(op[:, t::chunk], starts, b[:, t::chunk])
+        inner[:, t::chunk] = starts
+    return states
+
+
+def _chunk_starts(
+    product: Tensor, ends: Tensor, x0: Tensor | None, algebra: Algebra, reverse: bool
+) -> Tensor:
+    """True start of every chunk, from ends that were computed with zero starts."""
+    first = torch.zeros_like(ends[:, 0]) if x0 is None else x0
+    after = _scan(product, ends, first, algebra, reverse, None)
+    if reverse:
+        return torch.cat([after[:, 1:], first.unsqueeze(1)], 1)
+    return torch.cat([first.unsqueeze(1), after[:, :-1]], 1)

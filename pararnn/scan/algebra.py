@@ -1,0 +1,127 @@
+"""Algebras of transition operators: how the maps of a linear recurrence act and compose.
+
+A linear recurrence ``x_t = A_t x_{t−1} + b_t`` needs two operations on its operators: apply one
+to a state, and compose two. Everything that solves linear recurrences is written against these
+two, so one scan serves every Jacobian class.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Algebra:
+    """Operators with leading dimensions ``(...)``, acting on states ``(..., *state_shape)``."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        """``A x``."""
+        raise NotImplementedError
+
+    def affine(self, op: Tensor, x: Tensor, b: Tensor) -> Tensor:
+        """``A x + b``."""
+        return b + self.apply(op, x)
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        """The operator that first applies ``before``, then ``after``."""
+        raise NotImplementedError
+
+    def transpose(self, op: Tensor) -> Tensor:
+        """The operator of the adjoint recurrence."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Diagonal(Algebra):
+    """One number a coordinate: operators have the shape of a state."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return op * x
+
+    def affine(self, op: Tensor, x: Tensor, b: Tensor) -> Tensor:
+        return torch.addcmul(b, op, x)
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after * before
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op
+
+
+@dataclass(frozen=True)
+class Block(Algebra):
+    """One S×S block a channel: operators ``(..., S, S, d)``, states ``(..., S, d)``."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return (op * x.unsqueeze(-3)).sum(-2)
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return torch.einsum("...ijd,...jkd->...ikd", after, before)
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op.transpose(-3, -2)
+
+
+@dataclass(frozen=True)
+class Dense(Algebra):
+    """One dense matrix a head: operators ``(..., n, S*w, S*w)`` on ``(..., [S,] n*w)`` states.
+
+    ``slots`` is S, ``heads`` is n. With one head and one slot this is a plain dense matrix.
+    """
+
+    heads: int = 1
+    slots: int = 1
+
+    def pack(self, x: Tensor) -> Tensor:
+        if self.slots == 1:
+            return x.unflatten(-1, (self.heads, -1))
+        blocks = x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        return blocks.flatten(-2)
+
+    def unpack(self, y: Tensor) -> Tensor:
+        if self.slots == 1:
+            return y.flatten(-2)
+        return y.unflatten(-1, (self.slots, -1)).transpose(-3, -2).flatten(-2)
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return self.unpack((op @ self.pack(x).unsqueeze(-1)).squeeze(-1))
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after @ before
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op.mT
+
+
+@dataclass(frozen=True)
+class Flat(Algebra):
+    """One dense matrix on the flattened state of any shape: operators ``(..., n, n)``."""
+
+    shape: tuple[int, ...]
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        flat = x.reshape(*x.shape[: x.ndim - len(self.shape)], math.prod(self.shape))
+        return (op @ flat.unsqueeze(-1)).squeeze(-1).reshape(x.shape)
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after @ before
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op.mT
+
+
+@dataclass(frozen=True)
+class Right(Algebra):
+    """Right multiplication of a matrix state ``(..., K, V)`` by operators ``(..., V, V)``."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return x @ op
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return before @ after
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op.mT

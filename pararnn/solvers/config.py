@@ -1,0 +1,140 @@
+"""How to solve, and what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+JACOBIANS = ("auto", "exact", "quasi", "none")
+ON_DIVERGENCE = ("auto", "sequential", "raise", "warn", "ignore")
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+class NewtonWarning(UserWarning):
+    """A pinned solve ended before it converged."""
+
+
+class NewtonDivergenceError(RuntimeError):
+    """A solve did not reach its tolerance, and was asked to raise.
+
+    Attributes
+    ----------
+    residual_history : tuple of float
+        Largest boundary mismatch seen by every pass.
+    """
+
+    def __init__(self, message: str, residual_history: tuple[float, ...]):
+        super().__init__(message)
+        self.residual_history = residual_history
+
+
+@dataclass(frozen=True)
+class NewtonConfig:
+    """Settings of the dial from sequential to Newton.
+
+    Parameters
+    ----------
+    chunk_length
+        Steps of a chunk: 1 is Newton over single steps, the sequence length is the sequential
+        algorithm. None lets the cost model choose.
+    max_iters
+        Pin: exactly this many corrections are made, whatever the mismatch. None iterates until
+        the tolerance is met.
+    tol
+        Largest mismatch between the end of a chunk and the start of the next, relative to
+        ``max(1, |state|)``. None: 1e-6 for float32 states, 1e-12 for float64.
+    jacobian
+        Operator of the correction: ``'exact'`` chunk Jacobians, ``'quasi'`` (diagonal, or
+        row-averaged for a matrix state), ``'none'`` (Picard), or ``'auto'``: none in the first
+        pass, then exact where it is cheap (channelwise, or chunk length 1) and quasi elsewhere.
+        It changes the number of iterations, never the answer.
+    warmup
+        The guess of a chunk's start is the state after this many steps before it, run from zero.
+        1 is the guess ``f(0, x_t)`` of the paper. None lets the cost model choose.
+    iteration_cap
+        An unpinned solve makes at most this many corrections, then acts on ``on_divergence``.
+    on_divergence
+        ``'sequential'``: run what has not converged sequentially, so the answer is right;
+        ``'raise'``: :class:`NewtonDivergenceError`; ``'warn'``: :class:`NewtonWarning`;
+        ``'ignore'``: only report. ``'auto'``: sequential if unpinned, warn if pinned.
+    certify
+        Also compute ``Solution.error_bound`` (one float64 pass and two scans more).
+
+    Raises
+    ------
+    ValueError
+        If a value is out of its range, naming it.
+    """
+
+    chunk_length: int | None = None
+    max_iters: int | None = None
+    tol: float | None = None
+    jacobian: str = "auto"
+    warmup: int | None = None
+    iteration_cap: int = 16
+    on_divergence: str = "auto"
+    certify: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("chunk_length", 1), ("max_iters", 0), ("warmup", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"{name}: got {value!r}, expected an integer or None.")
+            if value is not None and value < least:
+                raise ValueError(f"{name}: got {value}, expected an integer ≥ {least} or None.")
+        if not isinstance(self.iteration_cap, int) or self.iteration_cap < 1:
+            raise ValueError(f"iteration_cap: got {self.iteration_cap!r}, expected an integer ≥ 1.")
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"tol: got {self.tol!r}, expected a positive number or None.")
+        for name, allowed in (("jacobian", JACOBIANS), ("on_divergence", ON_DIVERGENCE)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)!r}, expected one of {allowed}."
+                )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """States of a sequence, and how they were reached.
+
+    Attributes
+    ----------
+    states : Tensor
+        ``(B, T, *state_shape)`` in the dtype of the drives.
+    final_state : Tensor
+        ``(B, *state_shape)`` in the state's dtype (at least float32), to continue from.
+    converged : bool
+        Whether the largest mismatch is within the tolerance (True after a sequential fallback).
+    iterations : int
+        Corrections of the chunk starts that were made.
+    passes : int
+        Walks over the data, verifying and warm-up passes included (a warm-up counts as the
+        fraction of the data that it reads).
+    residual : float
+        Largest mismatch at the end; ``residual_history`` has that of every pass.
+    error_bound : float or None
+        Proven bound of the largest error of any state, if ``certify`` was set and the proof
+        succeeds: infinite if it does not, None if it was not asked for.
+    method, chunk_length, chunks
+        What ran: ``'sequential'``, ``'newton'`` or ``'shooting'``.
+    fallback : bool
+        Whether some chunks had to be run sequentially.
+    reason : str
+        Why this path was chosen, in a sentence.
+    """
+
+    states: Tensor = field(repr=False)
+    final_state: Tensor = field(repr=False)
+    converged: bool
+    iterations: int
+    passes: float
+    residual: float
+    residual_history: tuple[float, ...]
+    error_bound: float | None
+    method: str
+    chunk_length: int
+    chunks: int
+    fallback: bool
+    reason: str

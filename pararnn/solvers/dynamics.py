@@ -1,0 +1,368 @@
+"""What the engine needs to know of a recurrence, from a Spec or from any ``step``.
+
+A *dynamics* object holds the recurrent parameters (in the state's dtype) and computes, for any
+leading dimensions: a step, the coefficients of its Jacobian at given states, tangent and transpose
+products from coefficients, transition operators to correct with, and the gradients of one step
+with respect to inputs and parameters. Inputs ``u`` are packed drives ``(..., C)`` for a cell with a
+Spec, and the raw input ``(..., d_in)`` for a module that has only a ``step``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .._checks import state_dtype
+from ..scan import Algebra, Block, Dense, Diagonal, Flat, Right
+from ..spec import Spec
+from ..spec.factorize import operand_symbol
+from .torch_backend import align, compiled
+
+Coefficients = tuple[Tensor, ...]
+LARGEST_FLAT = 64  # states up to this many numbers may carry a dense Jacobian of an opaque step
+
+
+class SpecDynamics:
+    """The recurrence of a cell with a Spec, from its generated programs."""
+
+    def __init__(self, spec: Spec, sizes: dict[str, int], params: Sequence[Tensor]):
+        self.spec, self.sizes = spec, sizes
+        self.dtype = state_dtype(params[0].dtype) if params else torch.float32
+        self.raw_params = tuple(params)
+        weights = [p.to(self.dtype) for p in params]
+        n_maps = len(spec.map_list)
+        self.params = [
+            *weights[:n_maps],
+            *(
+                align(w, p.axes, spec.axes)
+                for w, p in zip(weights[n_maps:], spec.param_list, strict=True)
+            ),
+        ]
+        self.state_shape = spec.state_shape(sizes)
+        self.slot_dim = -len(spec.axes) - 1
+        self.several = len(spec.slots) > 1
+        shapes = spec.drive_shapes(sizes)
+        self._widths = [math.prod(s) for s in shapes]
+        self._shapes = shapes
+        self.bounds = [s.bounds for s in spec.slots]
+        self.linear = spec.jac_structure == "linear"
+
+    # -- layout --------------------------------------------------------------------------------
+
+    def _slots(self, h: Tensor) -> tuple[Tensor, ...]:
+        return h.unbind(self.slot_dim) if self.several else (h,)
+
+    def _join(self, slots: Sequence[Tensor]) -> Tensor:
+        return torch.stack(tuple(slots), self.slot_dim) if self.several else slots[0]
+
+    def _drives(self, u: Tensor) -> list[Tensor]:
+        u = u if u.dtype == self.dtype else u.to(self.dtype)
+        out = []
+        for part, shape, drive in zip(
+            u.split(self._widths, -1), self._shapes, self.spec.drive_list, strict=True
+        ):
+            if len(shape) != 1:
+                part = part.reshape(*u.shape[:-1], *shape)
+            out.append(align(part, drive.axes, self.spec.axes))
+        return out
+
+    # -- forward -------------------------------------------------------------------------------
+
+    def step(self, h: Tensor, u: Tensor) -> Tensor:
+        """Next state, ``(..., *state_shape)``."""
+        program = compiled(self.spec, "step")
+        return self._join(program(*self._slots(h), *self._drives(u), *self.params))
+
+    def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+        """Next state and the transition operator of ``kind`` at ``h``."""
+        if not self.spec.channelwise:
+            return self.step(h, u), self.operator(self.coefficients(h, u), kind)
+        program = compiled(self.spec, "step_jacobian")
+        out = program(*self._slots(h), *self._drives(u), *self.params)
+        n = len(self.spec.slots)
+        following = self._join(out[:n])
+        return following, self._channel_operator(out[n:], h.shape[: h.ndim - len(self.state_shape)])
+
+    # -- linearization -------------------------------------------------------------------------
+
+    def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:
+        """Coefficients of the factorized Jacobian at ``h``, broadcastable to a slot."""
+        program = compiled(self.spec, "coefficients")
+        out = program(*self._slots(h), *self._drives(u), *self.params)
+        lead, n = h.shape[: h.ndim - len(self.state_shape)], len(self.spec.axes)
+        # A coefficient of parameters only has no leading dimensions; give it them as a view.
+        return tuple(c if c.ndim == len(lead) + n else c.expand(*lead, *c.shape[-n:]) for c in out)
+
+    def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
+        """``J v``."""
+        program = compiled(self.spec, "tangent")
+        return self._join(program(*self._slots(v), *coefficients, *self.params))
+
+    def transpose(self, coefficients: Coefficients, v: Tensor) -> Tensor:
+        """``Jᵀ v``."""
+        program = compiled(self.spec, "transpose")
+        return self._join(program(*self._slots(v), *coefficients, *self.params))
+
+    def majorant(self, coefficients: Coefficients, v: Tensor) -> Tensor:
+        """``|J| v`` or more, for ``v ≥ 0``: absolute coefficients and weights."""
+        program = compiled(self.spec, "majorant")
+        absolute = [c.abs() for c in coefficients]
+        return self._join(program(*self._slots(v), *absolute, *self.params))
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def algebra(self, kind: str) -> Algebra | None:
+        """Algebra of the operators of ``kind``, or None if they are not formed."""
+        structures = {st.map.structure for st in self.spec.factorization.carrying}
+        if kind == "none":
+            return None
+        if structures <= {"diagonal"} or (kind == "quasi" and "right" not in structures):
+            return Block() if self.several else Diagonal()
+        if "right" in structures:
+            return Right() if kind == "quasi" else None
+        heads = self.sizes["heads"] if structures <= {"head", "diagonal"} else 1
+        return Dense(heads=heads, slots=len(self.spec.slots))
+
+    @property
+    def cheap_kind(self) -> str:
+        """The operator that ``jacobian='auto'`` carries along a chunk."""
+        return "exact" if self.spec.channelwise else "quasi"
+
+    def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
+        """Transition operators of ``kind``, from coefficients."""
+        algebra = self.algebra(kind)
+        if isinstance(algebra, Diagonal | Block):
+            program = compiled(self.spec, "channel_jacobian")
+            params = [
+                w.diagonal(dim1=-2, dim2=-1).flatten() if m.structure in ("head", "dense") else w
+                for m, w in zip(self.spec.map_list, self.params, strict=False)
+            ]
+            entries = program(*coefficients, *params, *self.params[len(params) :])
+            lead = torch.broadcast_shapes(*(c.shape for c in coefficients))[: -len(self.spec.axes)]
+            return self._channel_operator(entries, lead)
+        return self._matrix_operator(coefficients, algebra)
+
+    def _channel_operator(self, entries: Sequence[Tensor | int], lead: torch.Size) -> Tensor:
+        """Stack S×S Jacobian entries, which may be numbers or smaller than a slot."""
+        shape = (*lead, *self.state_shape[-len(self.spec.axes) :])
+        full = [
+            (e if isinstance(e, Tensor) else self.params[0].new_tensor(float(e))).expand(shape)
+            for e in entries
+        ]
+        if not self.several:
+            return full[0]
+        n = len(self.spec.slots)
+        return torch.stack(full, self.slot_dim).unflatten(self.slot_dim, (n, n))
+
+    def _matrix_operator(self, coefficients: Coefficients, algebra: Algebra | None) -> Tensor:
+        """Push the identity through the signal-flow graph, one matrix a head (or one ``V×V``
+        matrix for a right multiplication, with coefficients averaged over the rows)."""
+        fz = self.spec.factorization
+        right = isinstance(algebra, Right)
+        n_slots = len(fz.slots)
+        width = self.state_shape[-1] if right else self.state_shape[-1] // algebra.heads
+        eye = torch.eye(n_slots * width, dtype=self.dtype, device=self.params[0].device)
+        named = dict(zip(fz.varying_edges, coefficients, strict=True))
+
+        def scale(edge: tuple, op: Tensor) -> Tensor:
+            c = named.get(edge)
+            if c is None:
+                return op * float(fz.edges[edge[0]][edge[1]])
+            if right:
+                return op * c.mean(-2, keepdim=True)
+            c = c.expand(*c.shape[:-1], self.state_shape[-1])
+            return op * c.unflatten(-1, (algebra.heads, width)).unsqueeze(-1)
+
+        if right:
+            ops = {s: eye for s in fz.slots}
+        else:
+            ops = {
+                s: eye[i * width : (i + 1) * width].expand(algebra.heads, width, -1)
+                for i, s in enumerate(fz.slots)
+            }
+        weights = dict(zip((m.name for m in self.spec.map_list), self.params, strict=False))
+
+        def combine(target) -> Tensor:
+            terms = [scale((t, s), ops[s]) for t, s in fz.state_edges if t == target and s in ops]
+            total = terms[0]
+            for term in terms[1:]:
+                total = total + term
+            return total
+
+        for stage in fz.carrying:
+            inner = combine(operand_symbol(stage))
+            weight = weights[stage.map.name]
+            if right:
+                ops[stage.symbol] = inner @ weight
+            elif stage.map.structure == "diagonal":
+                ops[stage.symbol] = inner * weight.unflatten(-1, (algebra.heads, width)).unsqueeze(-1)
+            else:
+                ops[stage.symbol] = (weight if weight.ndim == 3 else weight.unsqueeze(0)) @ inner
+        rows = [combine(out) for out in fz.outputs]
+        return rows[0] if len(rows) == 1 else torch.cat(torch.broadcast_tensors(*rows), -2)
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def gradients(
+        self, h: Tensor, u: Tensor, cotangent: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+        """Cotangents of ``h``, ``u`` and the parameters (summed over the leading dimensions)."""
+        program = compiled(self.spec, "vjp")
+        drives = self._drives(u)
+        out = program(*self._slots(cotangent), *self._slots(h), *drives, *self.params)
+        n_slots, n_drives = len(self.spec.slots), len(drives)
+        bars = [o if o is not None else torch.zeros_like(h[..., 0, :] if self.several else h) for o in out[:n_slots]]
+        h_bar = self._join(bars)
+        u_bar = self._packed(out[n_slots : n_slots + n_drives], u)
+        rest = out[n_slots + n_drives :]
+        elementwise = rest[: len(self.spec.param_list)]
+        pairs = rest[len(self.spec.param_list) :]
+        grads: list[Tensor | None] = []
+        linear = self.spec.factorization.linear
+        for m in self.spec.map_list:
+            total = None
+            for i, stage in enumerate(linear):
+                if stage.map.name == m.name and pairs[2 * i] is not None:
+                    g = _map_gradient(m.structure, pairs[2 * i], pairs[2 * i + 1], self.sizes)
+                    total = g if total is None else total + g
+            grads.append(total)
+        for p, bar in zip(self.spec.param_list, elementwise, strict=True):
+            grads.append(None if bar is None else _reduced(bar, p.axes, self.spec.axes, 0))
+        return h_bar, u_bar, tuple(
+            None if g is None else g.reshape(p.shape).to(p.dtype)
+            for g, p in zip(grads, self.raw_params, strict=True)
+        )
+
+    def _packed(self, bars: Sequence[Tensor | None], u: Tensor) -> Tensor:
+        parts = []
+        lead = u.ndim - 1
+        for bar, spec, width in zip(bars, self.spec.drive_list, self._widths, strict=True):
+            if bar is None:
+                parts.append(u.new_zeros(*u.shape[:-1], width))
+                continue
+            reduced = _reduced(bar, spec.axes, self.spec.axes, lead)
+            parts.append(reduced.reshape(*u.shape[:-1], width))
+        return torch.cat([p.to(u.dtype) for p in parts], -1)
+
+
+def _reduced(value: Tensor, axes: Sequence[str], state_axes: Sequence[str], lead: int) -> Tensor:
+    """Sum over the state axes that a drive or parameter does not have, and over leading ones
+    beyond the first ``lead``."""
+    first = value.ndim - len(state_axes)
+    dims = list(range(lead, first)) + [
+        first + i for i, a in enumerate(state_axes) if a not in axes
+    ]
+    return value.sum(dims) if dims else value
+
+
+def _map_gradient(structure: str, bar: Tensor, operand: Tensor, sizes: dict[str, int]) -> Tensor:
+    """Gradient of a recurrent weight, from output cotangents and operands."""
+    if structure == "right":
+        bar, operand = torch.broadcast_tensors(bar, operand)
+        return operand.reshape(-1, operand.shape[-1]).mT @ bar.reshape(-1, bar.shape[-1])
+    width = bar.shape[-1]
+    bar, operand = (v.reshape(-1, width) for v in torch.broadcast_tensors(bar, operand))
+    if structure == "diagonal":
+        return (bar * operand).sum(0)
+    if structure == "dense":
+        return bar.mT @ operand
+    heads = sizes["heads"]
+    left = bar.unflatten(-1, (heads, -1)).permute(1, 2, 0)
+    return left @ operand.unflatten(-1, (heads, -1)).transpose(0, 1)
+
+
+class ModuleDynamics:
+    """The recurrence of any module with ``step(h, x)`` and ``state_shape``; Jacobians by
+    ``torch.func``. Leading dimensions are flattened into the batch of ``step``."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str], params: Sequence[Tensor]):
+        self.module, self.names = module, tuple(names)
+        self.raw_params = self.params = tuple(params)
+        self.dtype = state_dtype(params[0].dtype) if params else torch.float32
+        self.state_shape = tuple(module.state_shape)
+        self.size = math.prod(self.state_shape)
+        self.bounds: list[tuple[float, float] | None] = [None]
+        self.linear = False
+
+    def _call(self, h: Tensor, u: Tensor, params: Sequence[Tensor]) -> Tensor:
+        lead = h.shape[: h.ndim - len(self.state_shape)]
+        stepper = _StepOf(self.module)
+        values = {f"module.{n}": p for n, p in zip(self.names, params, strict=True)}
+        dtype = params[0].dtype if params else u.dtype
+        flat = h.reshape(-1, *self.state_shape).to(dtype)
+        out = functional_call(stepper, values, (flat, u.reshape(-1, *u.shape[len(lead) :])))
+        if out.shape != flat.shape:
+            raise ValueError(
+                f"{type(self.module).__name__}.step: got a next state of shape {tuple(out.shape)}, "
+                f"expected {tuple(flat.shape)}, the shape of the state that was passed."
+            )
+        return out.reshape(h.shape).to(self.dtype)
+
+    def step(self, h: Tensor, u: Tensor) -> Tensor:
+        return self._call(h, u, self.params)
+
+    def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+        return self.step(h, u), self.operator((h, u), kind)
+
+    def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:
+        """The linearization point itself: products are taken by automatic differentiation."""
+        return (h, u)
+
+    def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
+        h, u = coefficients
+        return torch.func.jvp(lambda s: self._call(s, u, self.params), (h,), (v,))[1]
+
+    def transpose(self, coefficients: Coefficients, v: Tensor) -> Tensor:
+        h, u = coefficients
+        return torch.func.vjp(lambda s: self._call(s, u, self.params), h)[1](v)[0]
+
+    def algebra(self, kind: str) -> Algebra | None:
+        return Flat(self.state_shape) if kind == "exact" and self.size <= LARGEST_FLAT else None
+
+    @property
+    def cheap_kind(self) -> str:
+        return "exact" if self.size <= LARGEST_FLAT else "none"
+
+    def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
+        """Dense Jacobians ``(..., n, n)``, one column a JVP."""
+        h, u = coefficients
+        columns = []
+        for i in range(self.size):
+            unit = torch.zeros(self.size, dtype=h.dtype, device=h.device)
+            unit[i] = 1
+            v = unit.reshape(self.state_shape).expand_as(h)
+            columns.append(self.tangent((h, u), v).flatten(-len(self.state_shape)))
+        return torch.stack(columns, -1)
+
+    def gradients(
+        self, h: Tensor, u: Tensor, cotangent: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+        create = torch.is_grad_enabled()
+        with torch.enable_grad():
+            if create:
+                inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (h, u, *self.params)]
+            else:
+                inputs = [t.detach().requires_grad_() for t in (h, u, *self.params)]
+            out = self._call(inputs[0], inputs[1], inputs[2:])
+            grads = torch.autograd.grad(
+                out, inputs, cotangent, create_graph=create, allow_unused=True
+            )
+        h_bar, u_bar = (
+            torch.zeros_like(t) if g is None else g for g, t in zip(grads[:2], (h, u), strict=True)
+        )
+        return h_bar, u_bar, tuple(grads[2:])
+
+
+class _StepOf(nn.Module):
+    """Makes ``module.step`` reachable for ``functional_call``."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.module.step(h, x)

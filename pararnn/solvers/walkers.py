@@ -1,0 +1,175 @@
+"""The two recurrences that the engine walks: the cell itself, and its linearization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..scan import Algebra
+from .dynamics import Coefficients, ModuleDynamics, SpecDynamics
+from .partition import Partition
+
+Dynamics = SpecDynamics | ModuleDynamics
+
+
+def _per_state(mask: Tensor, state: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *(1,) * (state.ndim - mask.ndim))
+
+
+class _Walker:
+    """What both walkers share: chunk bookkeeping, writing, carrying operators."""
+
+    partition: Partition
+    out: Tensor
+
+    def _advance(self, h: Tensor, time: slice, rows: slice) -> Tensor:
+        raise NotImplementedError
+
+    def _advance_with_operator(
+        self, h: Tensor, time: slice, rows: slice, kind: str
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def algebra(self, kind: str) -> Algebra | None:
+        raise NotImplementedError
+
+    def walk(
+        self,
+        starts: Tensor,
+        *,
+        write: bool,
+        kind: str = "none",
+        chunks: slice = slice(None),
+        first: int = 0,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        algebra = self.algebra(kind)
+        product: Tensor | None = None
+        finished: list[Tensor] = []
+        part = self.partition
+
+        def advance(h: Tensor, time: slice, rows: slice) -> Tensor:
+            nonlocal product
+            if algebra is None:
+                h = self._advance(h, time, rows)
+            else:
+                h, op = self._advance_with_operator(h, time, rows, kind)
+                if product is None:
+                    product = op
+                else:
+                    if product.shape[1] > op.shape[1]:  # the short chunk has ended
+                        reverse = part.reverse
+                        finished.append(product[:, :1] if reverse else product[:, -1:])
+                        product = product[:, 1:] if reverse else product[:, :-1]
+                    product = algebra.compose(op, product)
+            if write:
+                target = self.out[:, time][:, rows]
+                value = h if keep is None else torch.where(_per_state(keep, h), target, h)
+                target.copy_(value)
+            return h
+
+        ends = part.walk(advance, starts, chunks=chunks, first=first)
+        if product is None:
+            return ends, None
+        if finished:
+            product = torch.cat(
+                [*finished, product] if part.reverse else [product, *finished], 1
+            )
+        return ends, part.ordered(product)
+
+    def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
+        return None
+
+    def project(self, starts: Tensor) -> Tensor:
+        return starts
+
+
+class CellWalker(_Walker):
+    """``h ← f(h, u_t)``, restarted from zero where ``resets`` is set."""
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        u: Tensor,
+        resets: Tensor | None,
+        partition: Partition,
+        out: Tensor,
+        box: tuple[Tensor, Tensor] | None,
+        linear_solver: Callable[[Tensor, Tensor], Tensor],
+    ):
+        self.dynamics, self.u, self.resets = dynamics, u, resets
+        self.partition, self.out, self.box = partition, out, box
+        self.linear_solver = linear_solver
+
+    def algebra(self, kind: str) -> Algebra | None:
+        return self.dynamics.algebra(kind)
+
+    def _restarted(self, h: Tensor, time: slice, rows: slice) -> tuple[Tensor, Tensor | None]:
+        if self.resets is None:
+            return h, None
+        mask = self.resets[:, time][:, rows]
+        return torch.where(_per_state(mask, h), torch.zeros_like(h), h), mask
+
+    def _advance(self, h: Tensor, time: slice, rows: slice) -> Tensor:
+        h, _ = self._restarted(h, time, rows)
+        return self.dynamics.step(h, self.u[:, time][:, rows])
+
+    def _advance_with_operator(
+        self, h: Tensor, time: slice, rows: slice, kind: str
+    ) -> tuple[Tensor, Tensor]:
+        h, mask = self._restarted(h, time, rows)
+        h, op = self.dynamics.step_with_operator(h, self.u[:, time][:, rows], kind)
+        if mask is not None:
+            op = op.masked_fill(_per_state(mask, op), 0)
+        return h, op
+
+    def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
+        """Exact Newton on single steps with factorized products: the linearized recurrence."""
+        return self.linear_solver(mismatch, starts) if self.partition.length == 1 else None
+
+    def project(self, starts: Tensor) -> Tensor:
+        return starts if self.box is None else torch.clamp(starts, *self.box)
+
+
+class LinearWalker(_Walker):
+    """``x ← J_t x + b_t`` forwards, or ``x ← J_tᵀ x + b_t`` backwards, from coefficients.
+
+    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero.
+    """
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        coefficients: Coefficients,
+        b: Tensor,
+        resets: Tensor | None,
+        partition: Partition,
+        out: Tensor,
+    ):
+        self.dynamics, self.coefficients, self.b = dynamics, coefficients, b
+        self.resets, self.partition, self.out = resets, partition, out
+
+    def algebra(self, kind: str) -> Algebra | None:
+        return self.dynamics.algebra(kind)
+
+    def _advance(self, h: Tensor, time: slice, rows: slice) -> Tensor:
+        local = tuple(c[:, time][:, rows] for c in self.coefficients)
+        act = self.dynamics.transpose if self.partition.reverse else self.dynamics.tangent
+        moved = act(local, h)
+        if self.resets is not None:
+            mask = self.resets[:, time][:, rows]
+            moved = torch.where(_per_state(mask, moved), torch.zeros_like(moved), moved)
+        return moved + self.b[:, time][:, rows]
+
+    def _advance_with_operator(
+        self, h: Tensor, time: slice, rows: slice, kind: str
+    ) -> tuple[Tensor, Tensor]:
+        local = tuple(c[:, time][:, rows] for c in self.coefficients)
+        op = self.dynamics.operator(local, kind)
+        if self.partition.reverse:
+            op = self.dynamics.algebra(kind).transpose(op)
+        if self.resets is not None:
+            op = op.masked_fill(_per_state(self.resets[:, time][:, rows], op), 0)
+        return self._advance(h, time, rows), op
