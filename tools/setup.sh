@@ -11,16 +11,16 @@ fail() {
 }
 
 find_python() {
-    local name
+    local name found
     for name in "${PYTHON:-python3}" python3 python3.13 python3.12 python3.11; do
         if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$name"
             return
         fi
     done
-    fail "pararnn needs Python 3.11 or newer; '${PYTHON:-python3}' is" \
-        "$("${PYTHON:-python3}" --version 2>&1 || true). Install one, or say which to use:" \
-        "make PYTHON=/path/to/python3.11"
+    found="$("${PYTHON:-python3}" --version 2>/dev/null)" || found="not there"
+    fail "pararnn needs Python 3.11 or newer; '${PYTHON:-python3}' is $found." \
+        "Install one, or say which to use: make PYTHON=/path/to/python3.11"
 }
 
 make_venv() {
