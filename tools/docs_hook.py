@@ -25,6 +25,8 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\s*\\(?P<open>[(\[])(?P<tex>.*?)\\[)\]]\s*</(?P=tag)>',
     re.DOTALL,
 )
+# Docstrings use Sphinx's roles, which editors understand: :class:`~package.Name`
+ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):<code>(~?)([\w.]+)</code>")
 CODE = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.DOTALL)
 SLIPS = {
     "```": "a fence that mkdocs did not understand",
@@ -104,7 +106,12 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
         if mark in text:
             at = text.index(mark)
             raise PluginError(f"{page.file.src_uri}: {what}, near: {text[at : at + 60]!r}")
-    return FORMULA.sub(put, output)
+
+    def name(match: re.Match[str]) -> str:
+        short, whole = match.groups()
+        return f"<code>{whole.rpartition('.')[2] if short else whole}</code>"
+
+    return ROLE.sub(name, FORMULA.sub(put, output))
 
 
 def on_post_build(*, config: Any) -> None:
