@@ -9,11 +9,16 @@ from torch import Tensor
 
 
 class _Project(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bound: float) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.bound = bound
+    def forward(weight: Tensor, bound: float) -> Tensor:
         return weight.clamp(-bound, bound)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        weight, ctx.bound = inputs
+        ctx.save_for_backward(weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

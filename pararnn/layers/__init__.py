@@ -1,1 +1,6 @@
-"""Layers around cells."""
+"""Layers around cells, and the check that they compute what their cells say."""
+
+from .agreement import AgreementReport, LayerAgreement, verify_agreement
+from .para_rnn import ParaRNN
+
+__all__ = ["AgreementReport", "LayerAgreement", "ParaRNN", "verify_agreement"]

@@ -115,10 +115,13 @@ class Flat(Algebra):
 
 @dataclass(frozen=True)
 class Right(Algebra):
-    """Right multiplication of a matrix state ``(..., K, V)`` by operators ``(..., V, V)``."""
+    """Right multiplication of a matrix state ``(..., K, V)``: by one matrix for all rows,
+    operators ``(..., V, V)``, or by one a row, ``(..., K, V, V)``."""
+
+    by_row: bool = False
 
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
-        return x @ op
+        return (x.unsqueeze(-2) @ op).squeeze(-2) if self.by_row else x @ op
 
     def compose(self, after: Tensor, before: Tensor) -> Tensor:
         return before @ after

@@ -104,7 +104,7 @@ def prepare(
 # -- sequential --------------------------------------------------------------------------------
 
 
-def _sequential(task: Task) -> Tensor:
+def sequential_states(task: Task) -> Tensor:
     """Loop over the hand-written step, recorded by autograd. States in the state's dtype."""
     cell, h = task.cell, task.h0
     states = []
@@ -156,7 +156,7 @@ def sequential_apply(
         If a shape, dtype or device does not fit.
     """
     task = prepare(cell, x, h0, resets)
-    return _sequential(task).to(task.u.dtype)
+    return sequential_states(task).to(task.u.dtype)
 
 
 # -- parallel ----------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ def _plan(
     dynamics: Dynamics, config: NewtonConfig, length: int, warmup: int, dtype: torch.dtype
 ) -> Plan:
     single, pinned = length == 1, config.max_iters is not None
-    cheap = "exact" if single else dynamics.cheap_kind
-    if config.jacobian == "auto":
+    cheap = dynamics.single_kind if single else dynamics.cheap_kind
+    if config.jacobian == "auto" or (single and config.jacobian == "exact"):
         # A pinned solve must have its operator in every pass; an unpinned one tries without.
         first, later = (cheap, cheap) if pinned or single else ("none", cheap)
     else:
@@ -289,7 +289,7 @@ def solve(
     best, warmup = chunk_length(total, numbers, task.u.device.type)
     if method == "sequential":
         length, reason = max(total, 1), "asked for: loop over the hand-written step"
-        states, outcome = _sequential(task), None
+        states, outcome = sequential_states(task), None
     else:
         if method == "newton":
             if config.chunk_length not in (None, 1):

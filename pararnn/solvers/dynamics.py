@@ -118,12 +118,12 @@ class SpecDynamics:
     def algebra(self, kind: str) -> Algebra | None:
         """Algebra of the operators of ``kind``, or None if they are not formed."""
         structures = {st.map.structure for st in self.spec.factorization.carrying}
-        if kind == "none":
+        if kind in ("none", "factorized"):
             return None
         if structures <= {"diagonal"} or (kind == "quasi" and "right" not in structures):
             return Block() if self.several else Diagonal()
         if "right" in structures:
-            return Right() if kind == "quasi" else None
+            return Right(by_row=kind == "exact")
         heads = self.sizes["heads"] if structures <= {"head", "diagonal"} else 1
         return Dense(heads=heads, slots=len(self.spec.slots))
 
@@ -132,9 +132,16 @@ class SpecDynamics:
         """The operator that ``jacobian='auto'`` carries along a chunk."""
         return "exact" if self.spec.channelwise else "quasi"
 
+    @property
+    def single_kind(self) -> str:
+        """The exact operator of single steps: formed, or (for a matrix state) in factors only."""
+        return "factorized" if self.spec.jac_structure == "m2rnn" else "exact"
+
     def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
         """Transition operators of ``kind``, from coefficients."""
         algebra = self.algebra(kind)
+        if algebra is None:
+            raise ValueError(f"operators of kind {kind!r} are not formed.")
         if isinstance(algebra, Diagonal | Block):
             program = compiled(self.spec, "channel_jacobian")
             params = [
@@ -158,9 +165,9 @@ class SpecDynamics:
         n = len(self.spec.slots)
         return torch.stack(full, self.slot_dim).unflatten(self.slot_dim, (n, n))
 
-    def _matrix_operator(self, coefficients: Coefficients, algebra: Algebra | None) -> Tensor:
-        """Push the identity through the signal-flow graph, one matrix a head (or one ``V×V``
-        matrix for a right multiplication, with coefficients averaged over the rows)."""
+    def _matrix_operator(self, coefficients: Coefficients, algebra: Dense | Right) -> Tensor:
+        """Push the identity through the signal-flow graph: one matrix a head, or for a right
+        multiplication one ``V×V`` matrix a row, or one for the average of the rows."""
         fz = self.spec.factorization
         right = isinstance(algebra, Right)
         n_slots = len(fz.slots)
@@ -172,8 +179,8 @@ class SpecDynamics:
             c = named.get(edge)
             if c is None:
                 return op * float(fz.edges[edge[0]][edge[1]])
-            if right:
-                return op * c.mean(-2, keepdim=True)
+            if right:  # Δ ↦ (Δ·op) ⊙ c scales the columns of op
+                return op * (c.unsqueeze(-2) if algebra.by_row else c.mean(-2, keepdim=True))
             c = c.expand(*c.shape[:-1], self.state_shape[-1])
             return op * c.unflatten(-1, (algebra.heads, width)).unsqueeze(-1)
 
@@ -326,6 +333,10 @@ class ModuleDynamics:
     @property
     def cheap_kind(self) -> str:
         return "exact" if self.size <= LARGEST_FLAT else "none"
+
+    @property
+    def single_kind(self) -> str:
+        return "factorized"
 
     def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
         """Dense Jacobians ``(..., n, n)``, one column a JVP."""

@@ -158,7 +158,7 @@ def _corrected(
 ) -> Tensor:
     """One Newton (or Picard) step on the states at the ends of the chunks."""
     difference = difference.masked_fill(held, 0)
-    shift = walker.correct(difference, starts) if op is None and kind != "none" else None
+    shift = walker.correct(difference, starts) if kind == "factorized" else None
     if shift is None and op is not None:
         shift = affine_scan(op, difference, algebra=walker.algebra(kind))
     if shift is None:

@@ -1,0 +1,62 @@
+"""Names and numbers of the contract's clauses, for links from cards.
+
+The clauses themselves are in the conformance suite, which is no part of the package; a test
+compares the two.
+"""
+
+from __future__ import annotations
+
+NUMBERS = {
+    "equation": 1,
+    "jacobian-proof": 2,
+    "jacobian": 3,
+    "structure": 4,
+    "residual": 5,
+    "agreement": 6,
+    "linear-solve": 7,
+    "gradients": 8,
+    "double-backward": 9,
+    "convergence": 10,
+    "pinned": 11,
+    "divergence": 12,
+    "bounds": 13,
+    "certificate": 14,
+    "causality": 15,
+    "batch-independence": 16,
+    "streaming": 17,
+    "resets": 18,
+    "variable-length": 19,
+    "backends": 20,
+    "determinism": 21,
+    "invariances": 22,
+    "shapes": 23,
+    "half-precision": 24,
+    "constraint": 25,
+    "errors": 26,
+    "nan-containment": 27,
+}
+
+
+def number(slug: str) -> int:
+    """Number of the clause with this name.
+
+    Raises
+    ------
+    ValueError
+        If the contract has no such clause.
+    """
+    if slug not in NUMBERS:
+        raise ValueError(
+            f"got clause {slug!r}, expected one of the contract's: {', '.join(NUMBERS)}."
+        )
+    return NUMBERS[slug]
+
+
+def label(slug: str) -> str:
+    """Clause as cards name it: ``C4 structure``."""
+    return f"C{number(slug)} {slug}"
+
+
+def anchor(slug: str) -> str:
+    """Place of the clause on the contract's page: ``c4``."""
+    return f"c{number(slug)}"

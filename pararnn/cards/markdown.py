@@ -1,0 +1,192 @@
+"""The parts of a card as Markdown for the site, each a file that a page includes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .clauses import anchor, label
+from .costs import PATHS
+from .model import Card, NumberedEquation, Variant, card
+from .plain import terms
+from .typeset import formula, prose, shape, table
+
+
+def fidelity(c: Card, root: str = "../") -> str:
+    """Labels with links to their definitions; by variant where they differ."""
+    if not c.fidelity:
+        return "*No fidelity label: this cell has no `facts`.*\n"
+    labels = {v.fidelity for v in c.variants}
+    if len(labels) == 1:
+        return f"**Fidelity:** {labelled(labels.pop(), root)}\n"
+    each = "; ".join(f"{labelled(v.fidelity, root)} for `{v.option}`" for v in c.variants)
+    return f"**Fidelity:** {each}\n"
+
+
+def labelled(labels: tuple[str, ...], root: str) -> str:
+    return " / ".join(f"[{name}]({root}fidelity.md#{name})" for name in labels)
+
+
+def summary(c: Card) -> str:
+    return f"{prose(c.summary)}\n" if c.summary else ""
+
+
+def sources(c: Card) -> str:
+    """What the cell follows, with equation numbers."""
+    lines = [
+        f"- {prose(s.authors)}, *{prose(s.title)}*"
+        + (f", {prose(s.venue)}" if s.venue != "arXiv" else "")
+        + (f", [arXiv:{s.arxiv}](https://arxiv.org/abs/{s.arxiv})" if s.arxiv else "")
+        + (f". Here: {prose(s.equations)}." if s.equations else ".")
+        for s in c.sources
+    ]
+    return "\n".join(lines or ["- none: an own cell"]) + "\n"
+
+
+def symbols(c: Card) -> str:
+    rows = [[formula(s.latex), shape(s.shape), prose(s.meaning)] for s in c.symbols]
+    return table(["Symbol", "Shape", "Meaning"], rows, "Symbols and shapes")
+
+
+def equations(c: Card) -> str:
+    """Every equation in a block of its own, with its number and permalink."""
+    parts = []
+    for v in c.variants:
+        if v.option:
+            parts.append(f"**`{v.option}`**\n")
+        parts += [_equation(e) for e in v.equations]
+    return "\n".join(parts)
+
+
+def _equation(e: NumberedEquation) -> str:
+    return (
+        f'<div class="equation" id="{e.anchor}" markdown>\n\n'
+        rf"\[ {e.latex} \tag{{{e.number}}} \]"
+        f'\n\n<a class="headerlink" href="#{e.anchor}" title="Link to this equation">¶</a>\n\n</div>\n'
+    )
+
+
+def jacobian(c: Card) -> str:
+    """Class, meaning, and the factorized form as it was derived."""
+    parts = []
+    for v in c.variants:
+        heading = f"**`{v.option}`**: class" if v.option else "Class"
+        slots = f" ({len(v.spec.slots)} state slots)" if len(v.spec.slots) > 1 else ""
+        parts.append(f"{heading} `{v.spec.jac_structure}`{slots}. {v.jacobian_class.meaning}\n")
+        parts += [aligned(line) for line in v.jacobian]
+    return "\n".join(parts)
+
+
+def aligned(latex: str) -> str:
+    """A displayed equation, broken at its sums."""
+    first, *rest = terms(latex)
+    left, _, right = first.partition(" = ")
+    lines = [f"{left} = {{}}& {right}", *(f"& {term}" for term in rest)]
+    body = " \\\\\n".join(lines)
+    return f"\\[\n\\begin{{aligned}}\n{body}\n\\end{{aligned}}\n\\]\n"
+
+
+def parallel(c: Card) -> str:
+    """How the cell is solved, and the cost table."""
+    parts = [f"{prose(c.parallel_path)}\n"] if c.parallel_path else []
+    header = [
+        "One step of one sample",
+        *(f"`{v.option}`" if v.option else "size" for v in c.variants),
+    ]
+    rows = []
+    for lines in zip(*(v.costs for v in c.variants), strict=True):
+        rows.append([lines[0].quantity, *(formula(line.latex) for line in lines)])
+    rows.append(["what shooting corrects with", *(v.jacobian_class.operator for v in c.variants)])
+    parts.append(table(header, rows, "Cost of one step"))
+    parts.append(
+        "\\(T\\) steps, chunks of \\(L\\), \\(k\\) corrections, a guess from \\(w\\) warm-up steps:\n"
+    )
+    paths = [[p.name, formula(p.passes), prose(p.depth)] for p in PATHS]
+    parts.append(
+        table(["Path", "Passes over the data", "One after another"], paths, "Cost of a solve")
+    )
+    return "\n".join(parts)
+
+
+def numerics(c: Card) -> str:
+    return f"{prose(c.numerics)}\n"
+
+
+def deviations(c: Card, root: str = "../") -> str:
+    if not c.deviations:
+        return "None stated.\n"
+    rows = [
+        [
+            prose(d.what),
+            prose(d.why),
+            prose(d.effect),
+            f"[{label(d.clause)}]({root}contract.md#{anchor(d.clause)})",
+        ]
+        for d in c.deviations
+    ]
+    header = ["What", "Why", "Effect", "Contract clause"]
+    text = table(header, rows, "Deviations from the sources")
+    return text + "".join(f"\n{prose(note)}\n" for note in c.notes)
+
+
+def source(c: Card) -> str:
+    """The derived programs; numbers in comments are those of the equations."""
+    parts = []
+    for v in c.variants:
+        if v.option:
+            parts.append(f"**`{v.option}`**\n")
+        parts.append(_fence(v.source("step")))
+        inner = "\n".join(_fence(v.source(program)) for program in _linearization(v))
+        indented = "\n".join(f"    {line}" if line else "" for line in inner.splitlines())
+        parts.append(f'??? note "Linearization"\n\n{indented}\n')
+    return "\n".join(parts)
+
+
+def _linearization(v: Variant) -> tuple[str, ...]:
+    return ("step_jacobian",) if v.spec.channelwise else ("coefficients", "tangent")
+
+
+def _fence(text: str) -> str:
+    return f"```python\n{text}```\n"
+
+
+def citation(c: Card) -> str:
+    return f"```bibtex\n{c.bibtex}\n```\n" if c.sources else "Nothing to cite.\n"
+
+
+PARTS: dict[str, Callable[[Card], str]] = {
+    "fidelity": fidelity,
+    "sources": sources,
+    "symbols": symbols,
+    "equations": equations,
+    "jacobian": jacobian,
+    "parallel": parallel,
+    "deviations": deviations,
+    "source": source,
+    "citation": citation,
+}
+
+HEADINGS = {
+    "sources": "Sources",
+    "symbols": "Symbols and shapes",
+    "equations": "Equations",
+    "jacobian": "Jacobian class",
+    "parallel": "Parallel path",
+    "numerics": "Numerical behaviour",
+    "deviations": "Deviations",
+    "source": "Generated code",
+    "citation": "Citation",
+}
+
+
+def card_markdown(subject: object) -> str:
+    """The card of a cell as one Markdown page, formulas in ``\\( \\)`` and ``\\[ \\]``.
+
+    Arguments and errors are those of :func:`pararnn.cards.card`. Links go to the pages of the site.
+    """
+    c = subject if isinstance(subject, Card) else card(subject)  # type: ignore[arg-type]
+    parts = {**PARTS, "numerics": numerics}
+    page = [f"# {c.title}\n", fidelity(c), summary(c)]
+    for name, heading in HEADINGS.items():
+        if c.sources or name not in ("sources", "deviations", "citation"):
+            page += [f"## {heading}\n", parts[name](c)]
+    return "\n".join(part for part in page if part)

@@ -1,0 +1,137 @@
+"""The card of a cell for a terminal: plain text, 80 columns unless told otherwise."""
+
+from __future__ import annotations
+
+import textwrap
+
+from .clauses import label
+from .model import Card, Variant, card
+from .plain import plain, terms
+
+
+def card_text(subject: object, width: int = 80) -> str:
+    """The card of a cell as plain text.
+
+    Arguments and errors are those of :func:`pararnn.cards.card`; ``width`` is the line length.
+    """
+    c = subject if isinstance(subject, Card) else card(subject)  # type: ignore[arg-type]
+    writer = _Writer(width)
+    writer.title(c.title, _fidelity(c))
+    if c.summary:
+        writer.paragraph(c.summary)
+    if c.sources:
+        writer.heading("Sources")
+        for s in c.sources:
+            places = [s.venue] if s.venue != "arXiv" else []
+            places += [f"arXiv:{s.arxiv}"] if s.arxiv else []
+            where = ", ".join([s.authors, s.title, *places])
+            writer.item("-", f"{where}. Here: {s.equations}.")
+    writer.heading("Symbols and shapes")
+    writer.table([[plain(s.latex), s.shape, s.meaning] for s in c.symbols])
+    writer.heading("Equations")
+    for v in c.variants:
+        writer.option(v)
+        writer.equations([(e.text, f"({e.number})") for e in v.equations])
+    writer.heading("Jacobian class")
+    for v in c.variants:
+        writer.option(v)
+        writer.paragraph(f"{v.spec.jac_structure}. {v.jacobian_class.meaning}")
+        for line in v.jacobian:
+            writer.broken(line)
+    writer.heading("Parallel path")
+    if c.parallel_path:
+        writer.paragraph(c.parallel_path)
+    header = ["one step of one sample", *(v.option or "size" for v in c.variants)]
+    rows = [
+        [lines[0].quantity, *(plain(line.latex) for line in lines)]
+        for lines in zip(*(v.costs for v in c.variants), strict=True)
+    ]
+    writer.table([header, *rows])
+    if len(c.variants) == 1:
+        writer.paragraph(f"Shooting corrects with: {c.variants[0].jacobian_class.operator}.")
+    writer.heading("Numerical behaviour")
+    writer.paragraph(c.numerics)
+    if c.deviations:
+        writer.heading("Deviations")
+        for d in c.deviations:
+            writer.item("-", f"{d.what}. Why: {d.why}. Effect: {d.effect}. "
+                             f"Contract: {label(d.clause)}.")  # fmt: skip
+    for note in c.notes:
+        writer.paragraph(note)
+    writer.heading("Generated step")
+    for v in c.variants:
+        writer.option(v)
+        writer.verbatim(v.source("step"))
+    if c.sources:
+        writer.heading("Citation")
+        writer.verbatim(c.bibtex)
+    return "\n".join(writer.lines) + "\n"
+
+
+def _fidelity(c: Card) -> str:
+    if not c.fidelity:
+        return "no fidelity label"
+    if len({v.fidelity for v in c.variants}) == 1:
+        return " / ".join(c.variants[0].fidelity)
+    return "; ".join(f"{' / '.join(v.fidelity)} ({v.option})" for v in c.variants)
+
+
+class _Writer:
+    def __init__(self, width: int):
+        self.width = max(width, 40)
+        self.lines: list[str] = []
+
+    def title(self, name: str, labels: str) -> None:
+        self.lines += [name, "=" * len(name), f"Fidelity: {labels}"]
+
+    def heading(self, text: str) -> None:
+        self.lines += ["", text, "-" * len(text)]
+
+    def option(self, v: Variant) -> None:
+        if v.option:
+            self.lines.append(f"{v.option}:")
+
+    def paragraph(self, text: str) -> None:
+        self.lines += textwrap.wrap(text, self.width, break_on_hyphens=False)
+
+    def item(self, mark: str, text: str) -> None:
+        self.lines += textwrap.wrap(
+            text,
+            self.width,
+            initial_indent=f"{mark} ",
+            subsequent_indent=" " * (len(mark) + 1),
+            break_on_hyphens=False,
+        )
+
+    def equations(self, rows: list[tuple[str, str]]) -> None:
+        """Equal signs below each other, numbers at the right."""
+        left = max(text.index(" = ") for text, _ in rows)
+        padded = [" " * (left - text.index(" = ")) + text for text, _ in rows]
+        right = max(map(len, padded))
+        self.lines += [
+            f"  {text:{right}}  {number}" for text, (_, number) in zip(padded, rows, strict=True)
+        ]
+
+    def broken(self, latex: str) -> None:
+        """An equation, broken at its sums where it is too long for one line."""
+        text = plain(latex)
+        if len(text) + 2 <= self.width:
+            self.lines.append(f"  {text}")
+            return
+        first, *rest = (plain(term) for term in terms(latex))
+        self.lines.append(f"  {first}")
+        self.lines += [" " * (first.index(" = ") + 3) + term for term in rest]
+
+    def table(self, rows: list[list[str]]) -> None:
+        """Columns below each other; the last one is wrapped."""
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+        indent = sum(widths) + 2 * len(widths)
+        for row in rows:
+            head = "".join(f"{cell:{w}}  " for cell, w in zip(row, widths, strict=False))
+            room = max(self.width - indent, 20)
+            first, *rest = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
+            self.lines.append(f"{head}{first}".rstrip())
+            self.lines += [" " * indent + line for line in rest]
+
+    def verbatim(self, text: str) -> None:
+        self.lines += text.rstrip().splitlines()

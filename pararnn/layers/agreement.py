@@ -1,0 +1,262 @@
+"""Does the parallel solve agree with the sequential loop? Measured, and proven, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..solvers import NewtonConfig, solve
+from ..solvers.api import Task, has_spec, prepare, sequential_states
+from ..solvers.certificate import certify
+from .para_rnn import ParaRNN, output_of
+
+BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+LOOSEST = 1e-3
+"""No dynamics, however sensitive, is passed with a larger difference than this."""
+
+
+@dataclass(frozen=True)
+class LayerAgreement:
+    """One layer's comparison. Errors are the largest of any state, relative to ``max(1, |h|)``.
+
+    Attributes
+    ----------
+    error
+        Against the sequential loop over ``step`` in the same dtype; ``tolerance`` is its limit.
+    error_float64
+        Against that loop in float64, on the same drives.
+    certified
+        Proven bound of the distance to the exact trajectory (infinite: no proof).
+    amplification
+        ``κ``: how much a rounding error can grow along this sequence.
+    """
+
+    layer: str
+    cell: str
+    jac_structure: str
+    dtype: str
+    shape: tuple[int, ...]
+    method: str
+    chunk_length: int
+    iterations: int
+    passes: float
+    converged: bool
+    fallback: bool
+    residual: float
+    error: float
+    tolerance: float
+    error_float64: float
+    certified: float
+    amplification: float
+    passed: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class AgreementReport:
+    """What :func:`verify_agreement` found. ``str()`` is a readable table."""
+
+    passed: bool
+    layers: tuple[LayerAgreement, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists, ready for JSON (an absent proof is None)."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, float) and not math.isfinite(value):
+                return None
+            return list(value) if isinstance(value, tuple) else value
+
+        layers = [{k: plain(v) for k, v in asdict(layer).items()} for layer in self.layers]
+        return {"passed": self.passed, "layers": layers}
+
+    def __str__(self) -> str:
+        lines = [f"parallel = sequential: {'PASS' if self.passed else 'FAIL'}"]
+        for a in self.layers:
+            shape = "×".join(map(str, a.shape))
+            proof = f"{a.certified:.1e}" if math.isfinite(a.certified) else "no proof"
+            lines += [
+                f"  {a.layer}: {a.cell} ({a.jac_structure}, {a.dtype}, {shape}) "
+                f"{'pass' if a.passed else 'FAIL'}",
+                f"    {a.method}, chunks of {a.chunk_length}, {a.iterations} iterations, "
+                f"{a.passes:.2f} passes, residual {a.residual:.1e}"
+                + (", sequential fallback" if a.fallback else ""),
+                f"    error {a.error:.1e} (limit {a.tolerance:.1e}), against float64 "
+                f"{a.error_float64:.1e}, certified {proof}",
+                f"    {a.reason}",
+            ]
+        return "\n".join(lines)
+
+
+def verify_agreement(
+    module: nn.Module,
+    x: Tensor,
+    config: NewtonConfig | None = None,
+    *,
+    h0: Tensor | None = None,
+) -> AgreementReport:
+    """Compare the parallel solve of every recurrent layer with the sequential loop.
+
+    Parameters
+    ----------
+    module
+        A :class:`~pararnn.ParaRNN`, a cell, or any model that contains ParaRNN layers: it is run
+        once on ``x`` and each of them is checked on the input that it then receives.
+    x
+        Input of the module; for a cell, ``(B, T, d_in)``.
+    config
+        Solver settings to check, instead of the layer's own.
+    h0
+        Initial state for a cell or a ParaRNN.
+
+    Returns
+    -------
+    AgreementReport
+
+    Raises
+    ------
+    TypeError
+        If the module is no cell and contains no ParaRNN.
+    """
+    with torch.no_grad():
+        layers = tuple(
+            _compare(name, cell, u, state, solver, settings)
+            for name, cell, u, state, solver, settings in _layers(module, x, config, h0)
+        )
+    return AgreementReport(all(a.passed for a in layers), layers)
+
+
+def _layers(
+    module: nn.Module, x: Tensor, config: NewtonConfig | None, h0: Tensor | None
+) -> Iterator[tuple]:
+    if hasattr(module, "step") and hasattr(module, "state_shape"):
+        yield "cell", module, x, h0, "auto", config
+        return
+    found = [(name, m) for name, m in module.named_modules() if isinstance(m, ParaRNN)]
+    if not found:
+        raise TypeError(
+            f"module: got {type(module).__name__}, expected a cell, a ParaRNN, or a model that "
+            "contains ParaRNN layers."
+        )
+    calls: list[tuple[str, nn.Module, Tensor, Tensor | None, str, NewtonConfig | None]] = []
+
+    def hook(prefix: str, rnn: ParaRNN, args: tuple, kwargs: dict) -> None:
+        start = args[1] if len(args) > 1 else kwargs.get("h0")
+        inner = args[0] if args else kwargs["x"]
+        if not isinstance(inner, Tensor):
+            raise TypeError("x: verify_agreement takes padded tensors, got a PackedSequence.")
+        if inner.ndim == 2:
+            inner, start = inner.unsqueeze(0), None if start is None else start.unsqueeze(1)
+        elif not rnn.batch_first:
+            inner = inner.transpose(0, 1)
+        for i, cell in enumerate(rnn.cells):
+            state = None if start is None else start[i]
+            settings = config or rnn.config
+            calls.append((f"{prefix}cells[{i}]", cell, inner, state, rnn.solver, settings))
+            inner = output_of(cell, solve(cell, inner, settings, method=rnn.solver, h0=state).states)
+
+    handles = []
+    training = module.training
+    module.eval()
+    try:
+        for name, rnn in found:
+            prefix = f"{name}." if name else ""
+            handles.append(
+                rnn.register_forward_pre_hook(
+                    lambda m, args, kwargs, p=prefix: hook(p, m, args, kwargs), with_kwargs=True
+                )
+            )
+        if isinstance(module, ParaRNN):
+            module(x, h0)
+        else:
+            module(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+        module.train(training)
+    yield from calls
+
+
+def _compare(
+    name: str,
+    cell: nn.Module,
+    x: Tensor,
+    h0: Tensor | None,
+    solver: str,
+    config: NewtonConfig | None,
+) -> LayerAgreement:
+    task = prepare(cell, x, h0, None)
+    solution = solve(cell, x, config, method=solver, h0=h0)
+    reference = sequential_states(task)
+    exact = sequential_states(_in_float64(task))
+    proof = certify(task, solution.states)
+    error = _difference(solution.states, reference.to(solution.states.dtype))
+    tolerance = _tolerance(task, proof.amplification)
+    passed = solution.converged and error <= tolerance
+    return LayerAgreement(
+        layer=name,
+        cell=type(cell).__name__,
+        jac_structure=str(getattr(cell, "jac_structure", "unknown")),
+        dtype=str(task.u.dtype).removeprefix("torch."),
+        shape=tuple(solution.states.shape),
+        method=solution.method,
+        chunk_length=solution.chunk_length,
+        iterations=solution.iterations,
+        passes=solution.passes,
+        converged=solution.converged,
+        fallback=solution.fallback,
+        residual=solution.residual,
+        error=error,
+        tolerance=tolerance,
+        error_float64=_difference(solution.states, exact),
+        certified=proof.error_bound,
+        amplification=proof.amplification,
+        passed=passed,
+        reason=_reason(solution.converged, passed, error, tolerance, proof),
+    )
+
+
+def _reason(converged: bool, passed: bool, error: float, tolerance: float, proof: Any) -> str:
+    if not converged:
+        return "the solve did not converge; leave max_iters unset to iterate until it does"
+    if not passed and not math.isfinite(error):
+        return "the two runs differ in which states are finite"
+    if not passed:
+        return (
+            f"the difference exceeds its limit; rounding errors can grow by κ = "
+            f"{proof.amplification:.1e} along this sequence"
+        )
+    return proof.reason or "within its limit, and proven"
+
+
+def _in_float64(task: Task) -> Task:
+    params = tuple(p.double() for p in task.params)
+    cell = task.cell if has_spec(task.cell) else copy.deepcopy(task.cell).double()
+    return Task(cell, task.u.double(), task.h0.double(), task.resets, params)
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    if a.numel() == 0:
+        return 0.0
+    a, b = a.double(), b.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    relative = (a - b).abs() / b.abs().clamp_min(1)
+    relative = torch.where(same, torch.zeros_like(relative), relative)
+    return float(torch.where(relative.isnan(), torch.inf, relative).max())
+
+
+def _tolerance(task: Task, amplification: float) -> float:
+    """The contract's limit: the dtype's base, or eight roundings grown by ``κ``; and one output
+    rounding for half precision."""
+    state = task.h0.dtype
+    grown = 8 * torch.finfo(state).eps * amplification
+    limit = max(BASE_TOLERANCE[state], grown if math.isfinite(grown) else 0.0)
+    limit = min(limit, max(LOOSEST, BASE_TOLERANCE[state]))
+    rounding = torch.finfo(task.u.dtype).eps if task.u.dtype != state else 0.0
+    return limit + rounding

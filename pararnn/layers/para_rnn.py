@@ -1,0 +1,236 @@
+"""ParaRNN: the layer that a ``torch.nn.GRU`` user expects, around any cell."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from ..solvers import NewtonConfig, Solution, solve
+from ..solvers.api import METHODS
+
+
+def output_of(cell: nn.Module, states: Tensor) -> Tensor:
+    """What a layer passes on: the last slot if there are several, flattened to ``(..., width)``."""
+    shape = tuple(cell.state_shape)
+    if getattr(cell, "state_slots", 1) > 1:
+        states, shape = states[..., -1, :], shape[1:]
+    return states.flatten(-len(shape)) if len(shape) > 1 else states
+
+
+def _width(cell: nn.Module) -> int:
+    return output_of(cell, torch.empty(1, *cell.state_shape)).shape[-1]
+
+
+class ParaRNN(nn.Module):
+    """Stacked recurrent layers, trained in parallel over the sequence.
+
+    Parameters
+    ----------
+    cell
+        A cell, or a list of cells, one a layer. Any module with ``step(h, x)``, ``state_shape``
+        and ``d_in`` will do.
+    num_layers
+        With one cell: this many layers; those after the first are fresh cells of the same kind.
+    batch_first
+        Whether inputs are ``(B, T, d_in)`` (the default) or ``(T, B, d_in)``.
+    dropout
+        Probability of dropout between layers, in training.
+    solver
+        ``'auto'``, ``'sequential'``, ``'newton'`` or ``'shooting'``; see :func:`pararnn.solve`.
+    config
+        Settings of the solver.
+
+    Attributes
+    ----------
+    cells : torch.nn.ModuleList
+        One cell a layer.
+    last_solutions : list of Solution
+        The solver's report of every layer in the last forward pass, tensors detached.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the widths of a list of cells do not chain, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module | Sequence[nn.Module],
+        num_layers: int = 1,
+        *,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        solver: str = "auto",
+        config: NewtonConfig | None = None,
+    ):
+        super().__init__()
+        if solver not in METHODS:
+            raise ValueError(f"solver: got {solver!r}, expected one of {METHODS}.")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1).")
+        cells = [cell] if isinstance(cell, nn.Module) else list(cell)
+        if not cells or not all(isinstance(c, nn.Module) for c in cells):
+            raise TypeError("cell: expected a cell, or a non-empty list of cells.")
+        if len(cells) > 1 and num_layers not in (1, len(cells)):
+            raise ValueError(
+                f"num_layers: got {num_layers} for a list of {len(cells)} cells; leave it out."
+            )
+        if num_layers < 1:
+            raise ValueError(f"num_layers: got {num_layers}, expected at least 1.")
+        if len(cells) == 1:
+            cells += [_another(cells[0]) for _ in range(num_layers - 1)]
+        for i, (below, above) in enumerate(zip(cells, cells[1:], strict=False)):
+            if getattr(above, "d_in", None) != _width(below):
+                raise ValueError(
+                    f"cells[{i + 1}]: got d_in={getattr(above, 'd_in', None)}, expected "
+                    f"{_width(below)}, the output width of cells[{i}]."
+                )
+        self.cells = nn.ModuleList(cells)
+        self.num_layers = len(cells)
+        self.input_size = getattr(cells[0], "d_in", None)
+        self.hidden_size = _width(cells[-1])
+        self.batch_first, self.dropout = batch_first, dropout
+        self.solver, self.config = solver, config
+        self.last_solutions: list[Solution] = []
+
+    def extra_repr(self) -> str:
+        return f"num_layers={self.num_layers}, dropout={self.dropout}, solver={self.solver!r}"
+
+    def forward(
+        self,
+        x: Tensor | PackedSequence,
+        h0: Tensor | None = None,
+        *,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run whole sequences.
+
+        Parameters
+        ----------
+        x
+            ``(B, T, d_in)``, ``(T, B, d_in)`` if not ``batch_first``, ``(T, d_in)`` for a single
+            sequence, or a ``PackedSequence``.
+        h0
+            ``(num_layers, B, *state_shape)``, without ``B`` for a single sequence; zero if not
+            given.
+        resets
+            Bool mask shaped like ``x`` without its features: where True, the step starts from the
+            zero state.
+
+        Returns
+        -------
+        output
+            ``(B, T, hidden_size)`` (or as ``x``): the last layer's output at every step.
+        h_n
+            ``(num_layers, B, *state_shape)``: every layer's state after the last step, in the
+            state's dtype (at least float32), to continue from.
+        """
+        if isinstance(x, PackedSequence):
+            return self._forward_packed(x, h0)
+        if not isinstance(x, Tensor) or x.ndim not in (2, 3):
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(
+                f"x: got {got}, expected (B, T, d_in), (T, d_in) or a PackedSequence."
+            )
+        single = x.ndim == 2
+        if single:
+            x = x.unsqueeze(0)
+            h0 = None if h0 is None else h0.unsqueeze(1)
+            resets = None if resets is None else resets.unsqueeze(0)
+        elif not self.batch_first:
+            x = x.transpose(0, 1)
+            resets = None if resets is None else resets.transpose(0, 1)
+        output, states = self._run(x, h0, resets)
+        h_n = self._stacked([s.final_state for s in states])
+        if single:
+            return output.squeeze(0), h_n.squeeze(1)
+        return (output if self.batch_first else output.transpose(0, 1)), h_n
+
+    def _run(
+        self, x: Tensor, h0: Tensor | None, resets: Tensor | None
+    ) -> tuple[Tensor, list[Solution]]:
+        self._check_state("h0", h0)
+        solutions = []
+        for i, cell in enumerate(self.cells):
+            start = None if h0 is None else h0[i]
+            solution = solve(
+                cell, x, self.config, method=self.solver, h0=start, resets=resets
+            )
+            solutions.append(solution)
+            x = output_of(cell, solution.states)
+            if i + 1 < self.num_layers:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+        self.last_solutions = [s.detached() for s in solutions]
+        return x, solutions
+
+    def _forward_packed(
+        self, x: PackedSequence, h0: Tensor | None
+    ) -> tuple[PackedSequence, Tensor]:
+        padded, lengths = pad_packed_sequence(x, batch_first=True)
+        output, solutions = self._run(padded, h0, None)
+        rows = torch.arange(len(lengths))
+        # States of padding come after those of the sequence and do not influence them.
+        finals = [s.states[rows, lengths - 1].to(s.final_state.dtype) for s in solutions]
+        packed = pack_padded_sequence(output, lengths, batch_first=True, enforce_sorted=False)
+        return packed, self._stacked(finals)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One step, for streaming: ``x (B, d_in)``, ``state (num_layers, B, *state_shape)``.
+
+        Returns the output ``(B, hidden_size)`` and the new state. Running a sequence step by step
+        gives what :meth:`forward` gives for the whole.
+        """
+        self._check_state("state", state)
+        following = []
+        for i, cell in enumerate(self.cells):
+            h = self._start(cell, x) if state is None else state[i]
+            h = cell.step(h, x)
+            following.append(h)
+            x = output_of(cell, h).to(x.dtype)
+            if i + 1 < self.num_layers:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+        return x, self._stacked(following)
+
+    def init_state(self, batch: int) -> Tensor:
+        """The zero state ``(num_layers, B, *state_shape)``."""
+        like = next(self.parameters())
+        return self._stacked([self._start(c, like.new_empty(batch, 0)) for c in self.cells])
+
+    @staticmethod
+    def _start(cell: nn.Module, x: Tensor) -> Tensor:
+        if hasattr(cell, "init_state"):
+            return cell.init_state(x.shape[0])
+        return x.new_zeros(x.shape[0], *cell.state_shape)
+
+    def _stacked(self, states: list[Tensor]) -> Tensor:
+        if len({s.shape for s in states}) > 1:
+            raise ValueError(
+                f"layers have states of different shapes, {[tuple(s.shape[1:]) for s in states]}, "
+                "so h_n cannot be one tensor; use one ParaRNN a layer."
+            )
+        return torch.stack(states)
+
+    def _check_state(self, name: str, state: Tensor | None) -> None:
+        if state is not None and (state.ndim < 2 or state.shape[0] != self.num_layers):
+            raise ValueError(
+                f"{name}: got shape {tuple(state.shape)}, expected ({self.num_layers}, B, "
+                f"{', '.join(map(str, self.cells[0].state_shape))})."
+            )
+
+
+def _another(cell: nn.Module) -> nn.Module:
+    """A fresh cell of the same kind that reads the given cell's output."""
+    if hasattr(cell, "rebuilt"):
+        return cell.rebuilt(d_in=_width(cell))
+    if getattr(cell, "d_in", None) == _width(cell) and hasattr(cell, "reset_parameters"):
+        fresh = copy.deepcopy(cell)
+        fresh.reset_parameters()
+        return fresh
+    raise ValueError(
+        f"num_layers > 1: a {type(cell).__name__} cannot be rebuilt for another input width; pass "
+        "a list of cells."
+    )
