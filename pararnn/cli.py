@@ -1,0 +1,273 @@
+"""The command ``pararnn``: list the cells, show a card, verify a cell here, open the catalog.
+
+Answers go to standard output, progress and problems to standard error. The exit status is 0, 1 if
+a verification fails, and 2 if the command cannot be carried out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+class Problem(Exception):
+    """Something that the user can put right; the message is one sentence that says how."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that lacks ⊙ shows ? and goes on
+            stream.reconfigure(errors="replace")
+    options = _parser().parse_args(arguments)
+    try:
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except Problem as problem:
+        print(f"pararnn: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("pararnn: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    from . import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="pararnn", description="Recurrent cells that train in parallel over time."
+    )
+    parser.add_argument("--version", action="version", version=f"pararnn {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = commands.add_parser("list", help="the cells of this version")
+    command.set_defaults(run=_list)
+
+    command = commands.add_parser("show", help="the card of a cell")
+    command.add_argument("cell", metavar="CELL", help="a name from 'pararnn list', or module:name")
+    command.add_argument("--markdown", action="store_true", help="as Markdown, with LaTeX")
+    command.set_defaults(run=_show)
+
+    command = commands.add_parser(
+        "verify", help="compare parallel and sequential on this machine",
+        description="Compares the parallel solve of a cell with its sequential loop, here and now. "
+        "The exit status is 1 if they disagree.",
+    )  # fmt: skip
+    command.add_argument(
+        "cell", metavar="CELL", help="a name from 'pararnn list', or module:factory of your own"
+    )
+    command.add_argument("--device", default="cpu", help="e.g. cuda (default: cpu)")
+    command.add_argument("--dtype", default="float32", choices=DTYPES)
+    command.add_argument("--length", type=_positive, default=512, help="steps (default: 512)")
+    command.add_argument("--batch", type=_positive, default=4, help="sequences (default: 4)")
+    command.add_argument("--width", type=_positive, help="width of a registered cell's state axes")
+    command.add_argument("--seed", type=int, default=0)
+    command.set_defaults(run=_verify)
+
+    command = commands.add_parser("catalog", help="build the cell catalog and serve it")
+    command.add_argument("--port", type=int, default=8000, help="0 takes any free port")
+    command.add_argument("--once", action="store_true", help="only build")
+    command.set_defaults(run=_catalog)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected a positive integer")
+    return value
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+def _list(options: argparse.Namespace) -> int:
+    from .cards import card
+    from .cells import cell_names
+
+    rows = [["CELL", "JACOBIAN", "FIDELITY", "PARALLEL PATH"]]
+    for name in cell_names():
+        (variant,) = card(name).variants
+        path = variant.jacobian_class.path
+        rows.append([name, variant.spec.jac_structure, " / ".join(variant.fidelity), path])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from .cards import card_markdown, card_text
+
+    subject = _imported(options.cell) if ":" in options.cell else _registered(options.cell)
+    try:
+        if options.markdown:
+            print(card_markdown(subject), end="")
+        else:
+            print(card_text(subject, shutil.get_terminal_size().columns), end="")
+    except TypeError as error:
+        raise Problem(f"{options.cell}: {error}") from None
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    if not any(mark in options.cell for mark in ":"):
+        _registered(options.cell)  # a wrong name is said before torch starts
+    import torch
+
+    from .layers import verify_agreement
+
+    device = _device(options.device)
+    dtype = getattr(torch, options.dtype)
+    torch.manual_seed(options.seed)
+    module = _module(options).to(device=device, dtype=dtype)
+    width = _input_width(module, options.cell)
+    x = torch.randn(options.batch, options.length, width, dtype=dtype, device=device)
+    shape = f"{options.batch} × {options.length} × {width}"
+    _progress(f"{options.cell}: inputs {shape}, {options.dtype}, {device}: parallel, then the loop")
+    try:
+        report = verify_agreement(module, x)
+    except (TypeError, ValueError) as error:
+        raise Problem(f"{options.cell}: {error}") from None
+    print(report)
+    _progress(
+        f"The whole contract for this cell, from a clone: "
+        f"pytest conformance --cell '{options.cell}' --device {device.type}"
+    )
+    return 0 if report.passed else 1
+
+
+def _catalog(options: argparse.Namespace) -> int:
+    root = Path(__file__).resolve().parent.parent
+    builder = root / "tools" / "catalog.py"
+    if not (builder.is_file() and (root / "mkdocs.yml").is_file()):
+        raise Problem(
+            "the catalog is built from a clone of the repository, with 'make catalog'; this is an "
+            "installed package. 'pararnn list' and 'pararnn show CELL' work here."
+        )
+    import importlib.util
+
+    if importlib.util.find_spec("mkdocs") is None:
+        raise Problem(
+            f"mkdocs is not installed in this environment; run 'make catalog' in {root}, which "
+            "sets up its own."
+        )
+    _progress("building the catalog (a quarter of a minute)")
+    command = [sys.executable, str(builder), "--port", str(options.port)]
+    return subprocess.run([*command, *(["--once"] if options.once else [])], cwd=root).returncode
+
+
+# -- finding what is meant ---------------------------------------------------------------------
+
+
+def _registered(name: str) -> str:
+    from .cells import cell_names, get_cell
+
+    try:
+        get_cell(name)
+    except KeyError:
+        raise Problem(
+            f"got cell {name!r}, expected one of {', '.join(cell_names())}, or module:factory for "
+            "a cell of your own."
+        ) from None
+    return name
+
+
+def _imported(text: str) -> object:
+    """The object that ``module:name`` names; the current folder is searched too."""
+    import importlib
+
+    module_name, _, name = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Problem(
+            f"{text}: {error}; run this where {module_name.split('.')[0]!r} can be imported from."
+        ) from None
+    if not hasattr(found, name):
+        raise Problem(f"{text}: the module {module_name!r} has no {name!r}.")
+    subject = getattr(found, name)
+    if hasattr(subject, "spec") or hasattr(subject, "drive_list"):  # a cell, its class, or a Spec
+        return subject
+    return _called(text, subject)
+
+
+def _called(text: str, factory: object) -> object:
+    if not callable(factory):
+        raise Problem(f"{text}: got {type(factory).__name__}, expected a function that gives a cell.")
+    try:
+        return factory()
+    except TypeError as error:
+        raise Problem(f"{text}: {error}; expected a factory that needs no arguments.") from None
+
+
+def _module(options: argparse.Namespace) -> nn.Module:
+    """The cell to verify: of usual size if it is registered, else what the factory gives."""
+    from torch import nn
+
+    if ":" not in options.cell:
+        from .cells import get_cell
+
+        entry = get_cell(options.cell)
+        try:
+            return entry.factory(16, **({"width": options.width} if options.width else {}))
+        except ValueError as error:
+            raise Problem(f"{options.cell}, --width {options.width}: {error}") from None
+    if options.width:
+        raise Problem(f"{options.cell}: --width is for registered cells; the factory decides.")
+    made = _imported(options.cell)
+    if isinstance(made, type):
+        made = _called(options.cell, made)
+    if not isinstance(made, nn.Module):
+        raise Problem(
+            f"{options.cell}: got {type(made).__name__}, expected a factory that gives a cell or a "
+            "model with ParaRNN layers."
+        )
+    return made
+
+
+def _input_width(module: nn.Module, text: str) -> int:
+    for name in ("d_in", "input_size"):
+        width = getattr(module, name, None)
+        if isinstance(width, int):
+            return width
+    raise Problem(
+        f"{text}: the module says neither d_in nor input_size, so its input is unknown; call "
+        "pararnn.verify_agreement(module, x) with an input of yours."
+    )
+
+
+def _device(name: str):  # type: ignore[no-untyped-def]
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise Problem(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
