@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..solvers import NewtonConfig, solve
-from ..solvers.api import Task, has_spec, prepare, sequential_states
 from ..solvers.certificate import certify
+from ..solvers.sequential import sequential_states
+from ..solvers.task import Task, has_spec, prepare
 from .para_rnn import ParaRNN, output_of
 
 BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

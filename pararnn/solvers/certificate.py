@@ -16,9 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..scan import Algebra, affine_scan
 from ..spec.bounds import derivative_bounds
-from .dynamics import Coefficients, SpecDynamics
-from .implicit import Problem, linear_solve
+from .dynamics import SpecDynamics
+from .implicit import Linearization, Problem
+from .task import Task
+from .walkers import _per_state
+
+WINDOW = 16
+"""Steps whose Jacobians are multiplied out before absolute values are taken."""
 
 ROUNDING = 32
 """Units in the last place of float64 that evaluating one residual may be off."""
@@ -46,13 +52,13 @@ class Certificate:
     reason: str
 
 
-def certify(task, states: Tensor) -> Certificate:
+def certify(task: Task, states: Tensor) -> Certificate:
     """Certificate of states ``(B, T, *state_shape)`` of a prepared task (no gradient needed)."""
     with torch.no_grad():
         return _certify(task, states)
 
 
-def _certify(task, states: Tensor) -> Certificate:
+def _certify(task: Task, states: Tensor) -> Certificate:
     dynamics = task.make(tuple(p.detach().double() for p in task.params))
     if not isinstance(dynamics, SpecDynamics):
         return _none("the cell has no Spec, so its second derivative has no bound")
@@ -67,10 +73,12 @@ def _certify(task, states: Tensor) -> Certificate:
     largest = float(residual.abs().max())
     if not math.isfinite(largest):
         return _none("the states are not finite")
-    coefficients = dynamics.coefficients(before, u)
-    zero = torch.zeros_like(h0)
-    correction = linear_solve(dynamics, coefficients, residual, zero, task.resets, reverse=False)
-    kappa = _amplification(dynamics, coefficients, task.resets, zero)
+    linear = Linearization.at(dynamics, lambda block: before[:, block], u, task.resets)
+    correction = linear.solve(residual, torch.zeros_like(h0), reverse=False)
+    kappa = max(
+        _amplification(dynamics, before[i : i + 1], u[i : i + 1], resets)
+        for i, resets in enumerate(_rows(task.resets, u.shape[0]))
+    )
     rounding = ROUNDING * torch.finfo(torch.float64).eps * max(1.0, float(states.abs().max()))
     y = float(correction.abs().max()) + kappa * rounding
     low, high = (max(abs(b[i]) for b in dynamics.bounds) for i in (0, 1))
@@ -88,35 +96,59 @@ def _certify(task, states: Tensor) -> Certificate:
     return Certificate(bound, y, kappa, m, largest, "")
 
 
+def _rows(resets: Tensor | None, batch: int) -> list[Tensor | None]:
+    return [None] * batch if resets is None else list(resets.split(1))
+
+
 def _none(reason: str) -> Certificate:
     return Certificate(math.inf, math.nan, math.nan, math.nan, math.nan, reason)
 
 
 def _amplification(
-    dynamics: SpecDynamics, coefficients: Coefficients, resets: Tensor | None, zero: Tensor
+    dynamics: SpecDynamics, before: Tensor, u: Tensor, resets: Tensor | None
 ) -> float:
-    """``max_t s_t`` of ``s_t = |J_t| s_{t−1} + 1``."""
-    majorant = _Majorant(dynamics)
-    ones = torch.ones((), dtype=zero.dtype, device=zero.device)
-    lead = torch.broadcast_shapes(*(c.shape[:2] for c in coefficients))
-    b = ones.expand(*lead, *zero.shape[1:])
-    s = linear_solve(majorant, coefficients, b, zero, resets, reverse=False)
-    return float(s.max())
+    """``max_t s_t``, where ``s_t`` bounds ``Σ_i |J_t ⋯ J_{i+1}|·1`` of one sequence.
+
+    Absolute values are taken of products over windows, not of every factor: ``|J_2 J_1|`` can be
+    much smaller than ``|J_2||J_1|``. Between windows the recursion is ``s ← |Π| s + q``.
+    """
+    algebra = dynamics.algebra("exact")
+    op = dynamics.operator_at(before, u, "exact")
+    if resets is not None:
+        op = op.masked_fill(_per_state(resets, op), 0)
+    total = op.shape[1]
+    window = min(WINDOW, total)
+    whole = total - total % window
+    one = torch.ones_like(before[:, :1])
+    s, peak = torch.zeros_like(one), 0.0
+    for start, stop, width in ((0, whole, window), (whole, total, total - whole)):
+        if start == stop:
+            continue
+        part = op[:, start:stop].unflatten(1, (-1, width))
+        products, sums = _window(algebra, part, one)
+        starts = affine_scan(products[-1], sums[-1], s[:, 0], algebra=algebra)
+        starts = torch.cat([s, starts], 1)
+        for product, q in zip(products, sums, strict=True):
+            peak = max(peak, float((algebra.apply(product, starts[:, :-1]) + q).max()))
+        s = starts[:, -1:]
+    return peak if not math.isnan(peak) else math.inf
 
 
-class _Majorant:
-    """The linearized recurrence with ``|J|`` in the place of ``J``."""
-
-    def __init__(self, dynamics: SpecDynamics):
-        self._inner = dynamics
-        self.cheap_kind = "none"
-
-    def algebra(self, kind: str):
-        algebra = self._inner.algebra(kind)
-        return algebra if self._inner.spec.channelwise and kind == "exact" else None
-
-    def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
-        return self._inner.operator(coefficients, kind).abs()
-
-    def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
-        return self._inner.majorant(coefficients, v)
+def _window(algebra: Algebra, op: Tensor, one: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """For every step of a window (all windows side by side): ``|product so far|``, and the sum of
+    ``|product since i|·1`` over its steps ``i``."""
+    products: list[Tensor] = []
+    sums: list[Tensor] = []
+    since: list[Tensor] = []
+    whole = op[:, :, 0]
+    for j in range(op.shape[2]):
+        now = op[:, :, j]
+        if j:
+            since = [algebra.compose(now, e) for e in since] + [now]
+            whole = algebra.compose(now, whole)
+        total = one.expand(-1, op.shape[1], *one.shape[2:])
+        for e in since:
+            total = total + algebra.apply(e.abs(), one)
+        products.append(whole.abs())
+        sums.append(total)
+    return products, sums

@@ -212,48 +212,55 @@ class SpecDynamics:
         rows = [combine(out) for out in fz.outputs]
         return rows[0] if len(rows) == 1 else torch.cat(torch.broadcast_tensors(*rows), -2)
 
+    def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
+        """Transition operators of ``kind`` at states ``h``."""
+        if not self.spec.channelwise:
+            return self.operator(self.coefficients(h, u), kind)
+        program = compiled(self.spec, "jacobian")
+        entries = program(*self._slots(h), *self._drives(u), *self.params)
+        return self._channel_operator(entries, h.shape[: h.ndim - len(self.state_shape)])
+
     # -- gradients -----------------------------------------------------------------------------
 
     def gradients(
-        self, h: Tensor, u: Tensor, cotangent: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-        """Cotangents of ``h``, ``u`` and the parameters (summed over the leading dimensions)."""
-        program = compiled(self.spec, "vjp")
-        drives = self._drives(u)
-        out = program(*self._slots(cotangent), *self._slots(h), *drives, *self.params)
-        n_slots, n_drives = len(self.spec.slots), len(drives)
-        bars = [o if o is not None else torch.zeros_like(h[..., 0, :] if self.several else h) for o in out[:n_slots]]
-        h_bar = self._join(bars)
-        u_bar = self._packed(out[n_slots : n_slots + n_drives], u)
-        rest = out[n_slots + n_drives :]
-        elementwise = rest[: len(self.spec.param_list)]
-        pairs = rest[len(self.spec.param_list) :]
+        self, h: Tensor, u: Tensor, cotangent: Tensor, u_bar: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """Cotangents of ``u`` (written to ``u_bar`` if given) and of the parameters, summed over
+        the leading dimensions, in the state's dtype."""
+        program = compiled(self.spec, "gradients")
+        out = program(
+            *self._slots(cotangent), *self._slots(h), *self._drives(u), *self.params
+        )
+        n_drives, n_params = len(self.spec.drive_list), len(self.spec.param_list)
+        u_bar = self._packed(out[:n_drives], u, u_bar)
+        elementwise, pairs = out[n_drives : n_drives + n_params], out[n_drives + n_params :]
         grads: list[Tensor | None] = []
-        linear = self.spec.factorization.linear
         for m in self.spec.map_list:
             total = None
-            for i, stage in enumerate(linear):
+            for i, stage in enumerate(self.spec.factorization.linear):
                 if stage.map.name == m.name and pairs[2 * i] is not None:
                     g = _map_gradient(m.structure, pairs[2 * i], pairs[2 * i + 1], self.sizes)
                     total = g if total is None else total + g
             grads.append(total)
         for p, bar in zip(self.spec.param_list, elementwise, strict=True):
             grads.append(None if bar is None else _reduced(bar, p.axes, self.spec.axes, 0))
-        return h_bar, u_bar, tuple(
-            None if g is None else g.reshape(p.shape).to(p.dtype)
+        return u_bar, tuple(
+            None if g is None else g.reshape(p.shape)
             for g, p in zip(grads, self.raw_params, strict=True)
         )
 
-    def _packed(self, bars: Sequence[Tensor | None], u: Tensor) -> Tensor:
-        parts = []
-        lead = u.ndim - 1
-        for bar, spec, width in zip(bars, self.spec.drive_list, self._widths, strict=True):
-            if bar is None:
-                parts.append(u.new_zeros(*u.shape[:-1], width))
-                continue
-            reduced = _reduced(bar, spec.axes, self.spec.axes, lead)
-            parts.append(reduced.reshape(*u.shape[:-1], width))
-        return torch.cat([p.to(u.dtype) for p in parts], -1)
+    def _packed(self, bars: Sequence[Tensor | None], u: Tensor, out: Tensor | None) -> Tensor:
+        parts = [
+            u.new_zeros(*u.shape[:-1], width)
+            if bar is None
+            else _reduced(bar, spec.axes, self.spec.axes, u.ndim - 1).reshape(*u.shape[:-1], width)
+            for bar, spec, width in zip(bars, self.spec.drive_list, self._widths, strict=True)
+        ]
+        if out is None:
+            return torch.cat([p.to(u.dtype) for p in parts], -1)
+        for target, part in zip(out.split(self._widths, -1), parts, strict=True):
+            target.copy_(part)
+        return out
 
 
 def _reduced(value: Tensor, axes: Sequence[str], state_axes: Sequence[str], lead: int) -> Tensor:
@@ -349,23 +356,26 @@ class ModuleDynamics:
             columns.append(self.tangent((h, u), v).flatten(-len(self.state_shape)))
         return torch.stack(columns, -1)
 
+    def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
+        return self.operator((h, u), kind)
+
     def gradients(
-        self, h: Tensor, u: Tensor, cotangent: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+        self, h: Tensor, u: Tensor, cotangent: Tensor, u_bar: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         create = torch.is_grad_enabled()
         with torch.enable_grad():
-            if create:
-                inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (h, u, *self.params)]
-            else:
-                inputs = [t.detach().requires_grad_() for t in (h, u, *self.params)]
-            out = self._call(inputs[0], inputs[1], inputs[2:])
-            grads = torch.autograd.grad(
+            inputs = [
+                t if create and t.requires_grad else t.detach().requires_grad_()
+                for t in (u, *self.params)
+            ]
+            out = self._call(h if create else h.detach(), inputs[0], inputs[1:])
+            first, *rest = torch.autograd.grad(
                 out, inputs, cotangent, create_graph=create, allow_unused=True
             )
-        h_bar, u_bar = (
-            torch.zeros_like(t) if g is None else g for g, t in zip(grads[:2], (h, u), strict=True)
-        )
-        return h_bar, u_bar, tuple(grads[2:])
+        first = torch.zeros_like(u) if first is None else first
+        if u_bar is None:
+            return first, tuple(rest)
+        return u_bar.copy_(first), tuple(rest)
 
 
 class _StepOf(nn.Module):

@@ -5,12 +5,13 @@ A *program* is a function of slots, drives and recurrent parameters, printed as 
 ==================  ==========================================================================
 ``step``            next value of every slot
 ``step_jacobian``   (channelwise Specs) the same statements, then the S×S Jacobian entries
+``jacobian``        (channelwise Specs) the S×S Jacobian entries alone
 ``channel_jacobian``  the S×S entries from coefficients and (the diagonals of) the maps
 ``coefficients``    state-carrying coefficients of the factorized Jacobian
 ``tangent``         JVP from coefficients: perturbation of the state → of its update
 ``transpose``       VJP from coefficients: cotangent of the update → of the state
-``vjp``             recompute the stages, then the cotangents of slots, drives, elementwise
-                    parameters, and (cotangent, operand) of every linear map
+``gradients``       recompute the stages, then the cotangents of drives and elementwise parameters,
+                    and (cotangent, operand) of every linear map
 ``majorant``        ``tangent`` with absolute coefficients: bounds a perturbation from above
 ==================  ==========================================================================
 
@@ -22,6 +23,7 @@ temporaries that it has just made. Printed text is deterministic: equal Specs, e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +39,12 @@ if TYPE_CHECKING:
 PROGRAMS = (
     "step",
     "step_jacobian",
+    "jacobian",
     "coefficients",
     "channel_jacobian",
     "tangent",
     "transpose",
-    "vjp",
+    "gradients",
     "majorant",
 )
 DIALECTS = ("plain", "torch")
@@ -233,8 +236,20 @@ class _Writer:
 
     def text(self, name: str, args: Sequence[str], results: Sequence[str]) -> str:
         tail = ", ".join(results) + ("," if len(results) == 1 else "")
-        lines = [f"def {name}({', '.join(args)}):", *self.lines, f"    return ({tail})"]
-        return "\n".join(lines) + "\n"
+        body = _live(self.lines, tail)
+        return "\n".join([f"def {name}({', '.join(args)}):", *body, f"    return ({tail})"]) + "\n"
+
+
+def _live(lines: Sequence[str], results: str) -> list[str]:
+    """The assignments that the results need."""
+    needed = set(re.findall(r"[A-Za-z_]\w*", results))
+    kept = []
+    for line in reversed(lines):
+        name, _, text = line.strip().partition(" = ")
+        if name in needed:
+            kept.append(line)
+            needed |= set(re.findall(r"[A-Za-z_]\w*", text))
+    return kept[::-1]
 
 
 def arguments(spec: Spec) -> list[str]:
@@ -269,16 +284,17 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
     if program == "step":
         writer.forward()
         return writer.text("step", arguments(spec), outputs)
-    if program == "step_jacobian":
+    if program in ("step_jacobian", "jacobian"):
         if not spec.channelwise:
             raise ValueError(
-                f"{spec.name}: 'step_jacobian' needs a channelwise Spec, but maps mix channels; "
+                f"{spec.name}: {program!r} needs a channelwise Spec, but maps mix channels; "
                 "use 'coefficients' with 'tangent' or 'transpose'."
             )
         writer.forward()
         named = writer.coefficients()
         entries = [e for row in fz.channel_jacobian(named) for e in row]
-        return writer.text(program, arguments(spec), outputs + writer.expressions(entries))
+        results = outputs if program == "step_jacobian" else []
+        return writer.text(program, arguments(spec), results + writer.expressions(entries))
     if program == "coefficients":
         writer.forward()
         values = [fz.edges[t][s] for t, s in fz.varying_edges]
@@ -288,8 +304,8 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
         entries = [e for row in fz.channel_jacobian(named) for e in row]
         args = [s.name for s in named.values()] + recurrent_arguments(spec)
         return writer.text(program, args, writer.expressions(entries))
-    if program == "vjp":
-        return _print_vjp(spec, writer)
+    if program == "gradients":
+        return _print_gradients(spec, writer)
     return _print_linear(spec, writer, program)
 
 
@@ -348,8 +364,8 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
     return writer.text(program, args, results)
 
 
-def _print_vjp(spec: Spec, writer: _Writer) -> str:
-    """Cotangents of every input of one step, from the cotangents of the next state."""
+def _print_gradients(spec: Spec, writer: _Writer) -> str:
+    """Cotangents of what enters one step besides the state, from those of the next state."""
     fz = spec.factorization
     bar = {out: sympy.Symbol(f"{out.name}_bar", real=True) for out in fz.outputs}
     writer.forward()
@@ -382,7 +398,6 @@ def _print_vjp(spec: Spec, writer: _Writer) -> str:
         bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
     pairs.reverse()
     sources = [
-        *(s.symbol for s in spec.slots),
         *(d.symbol for d in spec.drive_list),
         *(p.symbol for p in spec.param_list),
     ]
@@ -394,7 +409,7 @@ def _print_vjp(spec: Spec, writer: _Writer) -> str:
     ]
     results += [part for _, name, operand in pairs for part in (name, operand)]
     args = [b.name for b in (bar[o] for o in fz.outputs)] + arguments(spec)
-    return writer.text("vjp", args, results)
+    return writer.text("gradients", args, results)
 
 
 def load(source: str, namespace: Mapping[str, Any]) -> Any:

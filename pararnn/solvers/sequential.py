@@ -1,0 +1,63 @@
+"""The reference: a loop over the hand-written step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .task import Task, has_spec, prepare
+
+
+def sequential_states(task: Task) -> Tensor:
+    """Loop over the hand-written step, recorded by autograd. States in the state's dtype."""
+    cell, h = task.cell, task.h0
+    states = []
+    steps = task.u.unbind(1)
+    masks = task.resets.unbind(1) if task.resets is not None else None
+    if has_spec(cell):
+        params = tuple(p.to(h.dtype) for p in task.params)
+        advance = lambda h, u: cell.advance(h, u, params)  # noqa: E731
+    else:
+        dtype = task.params[0].dtype if task.params else h.dtype
+        advance = lambda h, x: cell.step(h.to(dtype), x).to(h.dtype)  # noqa: E731
+    for t, u in enumerate(steps):
+        if masks is not None:
+            mask = masks[t].reshape(-1, *(1,) * (h.ndim - 1))
+            h = torch.where(mask, torch.zeros_like(h), h)
+        h = advance(h, u)
+        states.append(h)
+    if not states:
+        return h.new_zeros(h.shape[0], 0, *h.shape[1:])
+    return torch.stack(states, 1)
+
+
+def sequential_apply(
+    cell: nn.Module, x: Tensor, *, h0: Tensor | None = None, resets: Tensor | None = None
+) -> Tensor:
+    """States of a sequence by looping over the cell's hand-written ``step``.
+
+    The reference for everything else: plain PyTorch, differentiated by autograd through the loop.
+
+    Parameters
+    ----------
+    cell
+        A :class:`~pararnn.Cell`, or any module with ``step(h, x)`` and ``state_shape``.
+    x
+        Inputs ``(B, T, d_in)``.
+    h0
+        Initial state ``(B, *state_shape)``; zero if not given.
+    resets
+        Bool mask ``(B, T)``: where True, the step starts from the zero state.
+
+    Returns
+    -------
+    Tensor
+        States ``(B, T, *state_shape)``, in the dtype of ``x``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a shape, dtype or device does not fit.
+    """
+    task = prepare(cell, x, h0, resets)
+    return sequential_states(task).to(task.u.dtype)

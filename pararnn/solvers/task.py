@@ -1,0 +1,93 @@
+"""Checked arguments of a solve: what every solving function starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks as checks
+from .dynamics import ModuleDynamics, SpecDynamics
+from .walkers import Dynamics
+
+
+def has_spec(cell: nn.Module) -> bool:
+    """Whether a module is a cell with a Spec (else it needs a ``step`` and a ``state_shape``)."""
+    return hasattr(cell, "spec") and hasattr(cell, "recurrent_params") and hasattr(cell, "drives")
+
+
+@dataclasses.dataclass
+class Task:
+    """Checked arguments of one solve."""
+
+    cell: nn.Module
+    u: Tensor  # packed drives, or the raw input of a module without a Spec
+    h0: Tensor
+    resets: Tensor | None
+    params: tuple[Tensor, ...]
+
+    def make(self, params: tuple[Tensor, ...]) -> Dynamics:
+        if has_spec(self.cell):
+            return SpecDynamics(self.cell.spec, self.cell.sizes, params)
+        names = [name for name, _ in self.cell.named_parameters()]
+        return ModuleDynamics(self.cell, names, params)
+
+
+def prepare(
+    cell: nn.Module,
+    x: Tensor | None,
+    h0: Tensor | None,
+    resets: Tensor | None,
+    drives: Tensor | None = None,
+) -> Task:
+    """Check the arguments of a solve; nothing is broadcast or converted silently."""
+    if not hasattr(cell, "step") or not hasattr(cell, "state_shape"):
+        raise TypeError(
+            f"cell: got {type(cell).__name__}, expected a Cell or a module with a method "
+            "step(h, x) and an attribute state_shape."
+        )
+    if (x is None) == (drives is None):
+        raise TypeError("got both or neither of x and drives, expected exactly one.")
+    source, name = (x, "x") if x is not None else (drives, "drives")
+    checks.floating(name, source)
+    if source.ndim != 3:
+        raise ValueError(
+            f"{name}: got shape {tuple(source.shape)}, expected (B, T, features); "
+            f"add a batch dimension with {name}.unsqueeze(0)."
+        )
+    if has_spec(cell):
+        width = cell.spec.packed_width(cell.sizes)
+        u = cell.drives(x) if x is not None else checks.trailing("drives", drives, (width,))
+        params = cell.recurrent_params()
+        device, param_dtype = cell.in_proj.weight.device, cell.in_proj.weight.dtype
+    else:
+        if drives is not None:
+            raise TypeError(f"drives: {type(cell).__name__} has no Spec, so give x.")
+        u, params = x, tuple(cell.parameters())
+        device = params[0].device if params else x.device
+        param_dtype = params[0].dtype if params else x.dtype
+    dtype = checks.state_dtype(param_dtype)
+    checks.same_device(name, source, device)
+    batch, length = u.shape[:2]
+    shape = (batch, *cell.state_shape)
+    if h0 is None:
+        h0 = torch.zeros(shape, device=device, dtype=dtype)
+    else:
+        checks.same_device("h0", checks.floating("h0", h0), device)
+        if tuple(h0.shape) != shape:
+            raise ValueError(
+                f"h0: got shape {tuple(h0.shape)}, expected {shape}; nothing is broadcast, "
+                "use h0.expand(...) if all samples start alike."
+            )
+        if h0.dtype not in (param_dtype, dtype):
+            raise TypeError(f"h0: got dtype {h0.dtype}, expected {param_dtype} or {dtype}.")
+        h0 = h0.to(dtype)
+    if resets is not None:
+        if resets.dtype != torch.bool or tuple(resets.shape) != (batch, length):
+            raise ValueError(
+                f"resets: got {resets.dtype} of shape {tuple(resets.shape)}, expected torch.bool "
+                f"of shape {(batch, length)}."
+            )
+        checks.same_device("resets", resets, device)
+    return Task(cell, u, h0, resets, params)
