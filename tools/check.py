@@ -17,8 +17,8 @@ PYTEST = ("-m", "pytest", "--quiet", "--durations=5", "--durations-min=5")
 
 # name: arguments for Python, tool that the machine may lack
 STEPS: dict[str, tuple[tuple[str, ...], str | None]] = {
-    "lint": (("-m", "ruff", "check", "."), None),
-    "format": (("-m", "ruff", "format", "--check", "."), None),
+    "lint": (("-m", "ruff", "check", "--output-format=concise", "."), None),
+    "format": (("-m", "ruff", "format", "--check", "--output-format=concise", "."), None),
     "types": (("-m", "mypy"), None),
     "fragments": (("tools/fragments.py", "--check"), None),
     "docs": (("tools/catalog.py", "--once"), "node"),
