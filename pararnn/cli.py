@@ -211,7 +211,9 @@ def _imported(text: str) -> object:
 
 def _called(text: str, factory: object) -> object:
     if not callable(factory):
-        raise Problem(f"{text}: got {type(factory).__name__}, expected a function that gives a cell.")
+        raise Problem(
+            f"{text}: got {type(factory).__name__}, expected a function that gives a cell."
+        )
     try:
         return factory()
     except TypeError as error:
