@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..spec import Spec
 from .. import _checks as checks
+from ..spec import Spec
 from .facts import Facts
 
 
@@ -48,6 +48,7 @@ class Cell(nn.Module):
     """
 
     spec: Spec
+    sizes: dict[str, int]
     facts: ClassVar[Facts | None] = None
     recurrence: ClassVar[Callable[..., Any] | None] = None
     """Hand-written ``recurrence(self, *slots, *drives, *maps, *params)``, in the order of the
@@ -103,8 +104,8 @@ class Cell(nn.Module):
     def _check_heads(self) -> None:
         if not any(m.structure == "head" for m in self.spec.map_list):
             return
-        heads, width = self.sizes.get("heads"), self.sizes[self.spec.axes[0]]
-        checks.positive("n_heads", heads)
+        heads = checks.positive("n_heads", self.sizes.get("heads"))
+        width = self.sizes[self.spec.axes[0]]
         if width % heads:
             raise ValueError(
                 f"n_heads: got {heads} heads for d_h={width}, expected a divisor of d_h; "
@@ -224,7 +225,11 @@ class Cell(nn.Module):
                 f"h: got dtype {h.dtype}, expected {weight.dtype} or {self.state_dtype}; "
                 "start from cell.init_state(batch)."
             )
-        u = self.drives(x) if x is not None else drives
+        if x is not None:
+            u = self.drives(x)
+        else:
+            width = self.in_proj.out_features
+            u = checks.trailing("drives", checks.floating("drives", drives), (width,))
         lead = h.shape[: h.ndim - len(self.state_shape)]
         if u.shape[:-1] != lead:
             raise ValueError(

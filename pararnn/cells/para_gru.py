@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ STRUCTURES = {"diag": "diagonal", "head": "head"}
 DEFAULT_MAX_NORM = {"diag": 0.5, "head": None}  # App. C.1; dense heads are not clipped silently
 
 
-@lru_cache(maxsize=None)
+@cache
 def gru_spec(mix: str) -> Spec:
     """Danieli et al., arXiv:2510.21450, eq. 3.1a with the maps of eq. 3.3 (``mix='diag'``)."""
     with Spec(f"ParaGRU[{mix}]") as s:
@@ -61,6 +61,10 @@ class ParaGRU(Cell):
     Danieli et al., ParaRNN, arXiv:2510.21450, eq. 3.1a, 3.3 and App. C.1; gates of Cho et al.,
     arXiv:1406.1078.
     """
+
+    A_z: Tensor
+    A_r: Tensor
+    A_n: Tensor
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from .cell import Cell
 from .facts import Deviation, Facts, Source, Symbol
 
 
-@lru_cache(maxsize=None)
+@cache
 def m2rnn_spec() -> Spec:
     """Mishra et al., arXiv:2603.14360, eq. 19 and 20, with the forget gate of one linear map."""
     with Spec("ParaM2RNN", axes=("K", "V")) as s:
@@ -53,6 +53,8 @@ class ParaM2RNN(Cell):
     ----------
     Mishra, Tan, Stoica, Gonzalez, Dao, M²RNN, arXiv:2603.14360, eq. 19 and 20.
     """
+
+    W: Tensor
 
     def __init__(
         self,

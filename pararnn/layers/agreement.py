@@ -160,7 +160,9 @@ def _layers(
             state = None if start is None else start[i]
             settings = config or rnn.config
             calls.append((f"{prefix}cells[{i}]", cell, inner, state, rnn.solver, settings))
-            inner = output_of(cell, solve(cell, inner, settings, method=rnn.solver, h0=state).states)
+            inner = output_of(
+                cell, solve(cell, inner, settings, method=rnn.solver, h0=state).states
+            )
 
     handles = []
     training = module.training

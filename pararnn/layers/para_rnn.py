@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.api import METHODS
 
 
-def output_of(cell: nn.Module, states: Tensor) -> Tensor:
+def output_of(cell: Any, states: Tensor) -> Tensor:
     """What a layer passes on: the last slot if there are several, flattened to ``(..., width)``."""
     shape = tuple(cell.state_shape)
     if getattr(cell, "state_slots", 1) > 1:
@@ -21,7 +23,7 @@ def output_of(cell: nn.Module, states: Tensor) -> Tensor:
     return states.flatten(-len(shape)) if len(shape) > 1 else states
 
 
-def _width(cell: nn.Module) -> int:
+def _width(cell: Any) -> int:
     return output_of(cell, torch.empty(1, *cell.state_shape)).shape[-1]
 
 
@@ -83,7 +85,7 @@ class ParaRNN(nn.Module):
             raise ValueError(f"num_layers: got {num_layers}, expected at least 1.")
         if len(cells) == 1:
             cells += [_another(cells[0]) for _ in range(num_layers - 1)]
-        for i, (below, above) in enumerate(zip(cells, cells[1:], strict=False)):
+        for i, (below, above) in enumerate(itertools.pairwise(cells)):
             if getattr(above, "d_in", None) != _width(below):
                 raise ValueError(
                     f"cells[{i + 1}]: got d_in={getattr(above, 'd_in', None)}, expected "
@@ -133,9 +135,7 @@ class ParaRNN(nn.Module):
             return self._forward_packed(x, h0)
         if not isinstance(x, Tensor) or x.ndim not in (2, 3):
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(
-                f"x: got {got}, expected (B, T, d_in), (T, d_in) or a PackedSequence."
-            )
+            raise ValueError(f"x: got {got}, expected (B, T, d_in), (T, d_in) or a PackedSequence.")
         single = x.ndim == 2
         if single:
             x = x.unsqueeze(0)
@@ -157,9 +157,7 @@ class ParaRNN(nn.Module):
         solutions = []
         for i, cell in enumerate(self.cells):
             start = None if h0 is None else h0[i]
-            solution = solve(
-                cell, x, self.config, method=self.solver, h0=start, resets=resets
-            )
+            solution = solve(cell, x, self.config, method=self.solver, h0=start, resets=resets)
             solutions.append(solution)
             x = output_of(cell, solution.states)
             if i + 1 < self.num_layers:
@@ -186,7 +184,7 @@ class ParaRNN(nn.Module):
         """
         self._check_state("state", state)
         following = []
-        for i, cell in enumerate(self.cells):
+        for i, cell in enumerate(self._cells()):
             h = self._start(cell, x) if state is None else state[i]
             h = cell.step(h, x)
             following.append(h)
@@ -200,8 +198,11 @@ class ParaRNN(nn.Module):
         like = next(self.parameters())
         return self._stacked([self._start(c, like.new_empty(batch, 0)) for c in self.cells])
 
+    def _cells(self) -> list[Any]:
+        return list(self.cells)
+
     @staticmethod
-    def _start(cell: nn.Module, x: Tensor) -> Tensor:
+    def _start(cell: Any, x: Tensor) -> Tensor:
         if hasattr(cell, "init_state"):
             return cell.init_state(x.shape[0])
         return x.new_zeros(x.shape[0], *cell.state_shape)
@@ -218,11 +219,11 @@ class ParaRNN(nn.Module):
         if state is not None and (state.ndim < 2 or state.shape[0] != self.num_layers):
             raise ValueError(
                 f"{name}: got shape {tuple(state.shape)}, expected ({self.num_layers}, B, "
-                f"{', '.join(map(str, self.cells[0].state_shape))})."
+                f"{', '.join(map(str, self._cells()[0].state_shape))})."
             )
 
 
-def _another(cell: nn.Module) -> nn.Module:
+def _another(cell: Any) -> nn.Module:
     """A fresh cell of the same kind that reads the given cell's output."""
     if hasattr(cell, "rebuilt"):
         return cell.rebuilt(d_in=_width(cell))

@@ -88,12 +88,11 @@ def _scan(
     else:
         inner = states
     order = range(chunk - 1, -1, -1) if reverse else range(chunk)
-    x: Tensor | None = None
-    product: Tensor | None = None
-    for t in order:
-        a_t, b_t = op[:, t::chunk], b[:, t::chunk]
-        x = b_t if x is None else algebra.affine(a_t, x, b_t)
-        product = a_t if product is None else algebra.compose(a_t, product)
+    first, *later = order
+    product, x = op[:, first::chunk], b[:, first::chunk]
+    for t in later:
+        x = algebra.affine(op[:, t::chunk], x, b[:, t::chunk])
+        product = algebra.compose(op[:, t::chunk], product)
     starts = _chunk_starts(product, x, x0, algebra, reverse)
     for t in order:
         starts = algebra.affine(op[:, t::chunk], starts, b[:, t::chunk])

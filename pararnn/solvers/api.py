@@ -22,10 +22,13 @@ METHODS = ("auto", "sequential", "newton", "shooting")
 
 def _box(dynamics: Dynamics, h0: Tensor) -> tuple[Tensor, Tensor] | None:
     """Invariant box of the state, if every slot has one and ``h0`` lies in it."""
-    if any(b is None for b in dynamics.bounds):
+    bounds = [b for b in dynamics.bounds if b is not None]
+    if len(bounds) < len(dynamics.bounds):
         return None
-    lo, hi = (torch.tensor([b[i] for b in dynamics.bounds], dtype=h0.dtype, device=h0.device) for i in (0, 1))
-    if len(dynamics.bounds) > 1:
+    lo, hi = (
+        torch.tensor([b[i] for b in bounds], dtype=h0.dtype, device=h0.device) for i in (0, 1)
+    )
+    if len(bounds) > 1:
         shape = (-1, *(1,) * (len(dynamics.state_shape) - 1))
         lo, hi = lo.reshape(shape), hi.reshape(shape)
     inside = ((h0 >= lo) & (h0 <= hi)).flatten(1).all(1)
@@ -82,7 +85,13 @@ def _parallel(
             return linear.solve(mismatch, torch.zeros_like(h0), reverse=False)
 
         walker = CellWalker(
-            dynamics, u, task.resets, Partition(total, length), out, _box(dynamics, h0), linear_solver
+            dynamics,
+            u,
+            task.resets,
+            Partition(total, length),
+            out,
+            _box(dynamics, h0),
+            linear_solver,
         )
         plan = _plan(dynamics, config, length, warmup, h0.dtype)
         result = run(walker, h0, plan)

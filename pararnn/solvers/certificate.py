@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -81,10 +82,10 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     )
     rounding = ROUNDING * torch.finfo(torch.float64).eps * max(1.0, float(states.abs().max()))
     y = float(correction.abs().max()) + kappa * rounding
-    low, high = (max(abs(b[i]) for b in dynamics.bounds) for i in (0, 1))
+    smallest = min(abs(end) for b in dynamics.bounds if b is not None for end in b)
     reach = float(states.abs().max().maximum(h0.abs().max())) + 2 * y
     params = [p.detach().cpu().numpy() for p in dynamics.raw_params]
-    radius = max(1.0, reach / min(low, high))
+    radius = max(1.0, reach / smallest)
     m = float(derivative_bounds(dynamics.spec, params, dynamics.sizes, radius)[1].max())
     product = 2 * y * kappa * m
     if not product < 1:
@@ -112,7 +113,7 @@ def _amplification(
     Absolute values are taken of products over windows, not of every factor: ``|J_2 J_1|`` can be
     much smaller than ``|J_2||J_1|``. Between windows the recursion is ``s ← |Π| s + q``.
     """
-    algebra = dynamics.algebra("exact")
+    algebra = cast(Algebra, dynamics.algebra("exact"))
     op = dynamics.operator_at(before, u, "exact")
     if resets is not None:
         op = op.masked_fill(_per_state(resets, op), 0)

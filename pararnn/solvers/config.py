@@ -90,9 +90,7 @@ class NewtonConfig:
             raise ValueError(f"tol: got {self.tol!r}, expected a positive number or None.")
         for name, allowed in (("jacobian", JACOBIANS), ("on_divergence", ON_DIVERGENCE)):
             if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name}: got {getattr(self, name)!r}, expected one of {allowed}."
-                )
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected one of {allowed}.")
 
 
 @dataclass(frozen=True)
@@ -141,6 +139,4 @@ class Solution:
 
     def detached(self) -> Solution:
         """The same report with tensors that hold no autograd graph."""
-        return replace(
-            self, states=self.states.detach(), final_state=self.final_state.detach()
-        )
+        return replace(self, states=self.states.detach(), final_state=self.final_state.detach())

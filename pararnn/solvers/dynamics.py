@@ -1,29 +1,29 @@
-"""What the engine needs to know of a recurrence, from a Spec or from any ``step``.
+"""What the engine needs to know of a recurrence, from a Spec.
 
 A *dynamics* object holds the recurrent parameters (in the state's dtype) and computes, for any
 leading dimensions: a step, the coefficients of its Jacobian at given states, tangent and transpose
 products from coefficients, transition operators to correct with, and the gradients of one step
-with respect to inputs and parameters. Inputs ``u`` are packed drives ``(..., C)`` for a cell with a
-Spec, and the raw input ``(..., d_in)`` for a module that has only a ``step``.
+with respect to inputs and parameters. Inputs ``u`` are packed drives ``(..., C)`` here, and the raw
+input ``(..., d_in)`` in :mod:`~pararnn.solvers.module_dynamics`, for a module with only a ``step``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
+import sympy
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from .._checks import state_dtype
-from ..scan import Algebra, Block, Dense, Diagonal, Flat, Right
+from ..scan import Algebra, Block, Dense, Diagonal, Right
 from ..spec import Spec
 from ..spec.factorize import operand_symbol
 from .torch_backend import align, compiled
 
 Coefficients = tuple[Tensor, ...]
-LARGEST_FLAT = 64  # states up to this many numbers may carry a dense Jacobian of an opaque step
 
 
 class SpecDynamics:
@@ -151,7 +151,7 @@ class SpecDynamics:
             entries = program(*coefficients, *params, *self.params[len(params) :])
             lead = torch.broadcast_shapes(*(c.shape for c in coefficients))[: -len(self.spec.axes)]
             return self._channel_operator(entries, lead)
-        return self._matrix_operator(coefficients, algebra)
+        return self._matrix_operator(coefficients, cast(Dense | Right, algebra))
 
     def _channel_operator(self, entries: Sequence[Tensor | int], lead: torch.Size) -> Tensor:
         """Stack S×S Jacobian entries, which may be numbers or smaller than a slot."""
@@ -169,9 +169,11 @@ class SpecDynamics:
         """Push the identity through the signal-flow graph: one matrix a head, or for a right
         multiplication one ``V×V`` matrix a row, or one for the average of the rows."""
         fz = self.spec.factorization
-        right = isinstance(algebra, Right)
+        heads = algebra.heads if isinstance(algebra, Dense) else 0  # 0: right multiplication
+        by_row = isinstance(algebra, Right) and algebra.by_row
+        right = not heads
         n_slots = len(fz.slots)
-        width = self.state_shape[-1] if right else self.state_shape[-1] // algebra.heads
+        width = self.state_shape[-1] // max(heads, 1)
         eye = torch.eye(n_slots * width, dtype=self.dtype, device=self.params[0].device)
         named = dict(zip(fz.varying_edges, coefficients, strict=True))
 
@@ -180,20 +182,20 @@ class SpecDynamics:
             if c is None:
                 return op * float(fz.edges[edge[0]][edge[1]])
             if right:  # Δ ↦ (Δ·op) ⊙ c scales the columns of op
-                return op * (c.unsqueeze(-2) if algebra.by_row else c.mean(-2, keepdim=True))
+                return op * (c.unsqueeze(-2) if by_row else c.mean(-2, keepdim=True))
             c = c.expand(*c.shape[:-1], self.state_shape[-1])
-            return op * c.unflatten(-1, (algebra.heads, width)).unsqueeze(-1)
+            return op * c.unflatten(-1, (heads, width)).unsqueeze(-1)
 
         if right:
-            ops = {s: eye for s in fz.slots}
+            ops = dict.fromkeys(fz.slots, eye)
         else:
             ops = {
-                s: eye[i * width : (i + 1) * width].expand(algebra.heads, width, -1)
+                s: eye[i * width : (i + 1) * width].expand(heads, width, -1)
                 for i, s in enumerate(fz.slots)
             }
         weights = dict(zip((m.name for m in self.spec.map_list), self.params, strict=False))
 
-        def combine(target) -> Tensor:
+        def combine(target: sympy.Symbol) -> Tensor:
             terms = [scale((t, s), ops[s]) for t, s in fz.state_edges if t == target and s in ops]
             total = terms[0]
             for term in terms[1:]:
@@ -206,7 +208,7 @@ class SpecDynamics:
             if right:
                 ops[stage.symbol] = inner @ weight
             elif stage.map.structure == "diagonal":
-                ops[stage.symbol] = inner * weight.unflatten(-1, (algebra.heads, width)).unsqueeze(-1)
+                ops[stage.symbol] = inner * weight.unflatten(-1, (heads, width)).unsqueeze(-1)
             else:
                 ops[stage.symbol] = (weight if weight.ndim == 3 else weight.unsqueeze(0)) @ inner
         rows = [combine(out) for out in fz.outputs]
@@ -228,9 +230,7 @@ class SpecDynamics:
         """Cotangents of ``u`` (written to ``u_bar`` if given) and of the parameters, summed over
         the leading dimensions, in the state's dtype."""
         program = compiled(self.spec, "gradients")
-        out = program(
-            *self._slots(cotangent), *self._slots(h), *self._drives(u), *self.params
-        )
+        out = program(*self._slots(cotangent), *self._slots(h), *self._drives(u), *self.params)
         n_drives, n_params = len(self.spec.drive_list), len(self.spec.param_list)
         u_bar = self._packed(out[:n_drives], u, u_bar)
         elementwise, pairs = out[n_drives : n_drives + n_params], out[n_drives + n_params :]
@@ -267,9 +267,7 @@ def _reduced(value: Tensor, axes: Sequence[str], state_axes: Sequence[str], lead
     """Sum over the state axes that a drive or parameter does not have, and over leading ones
     beyond the first ``lead``."""
     first = value.ndim - len(state_axes)
-    dims = list(range(lead, first)) + [
-        first + i for i, a in enumerate(state_axes) if a not in axes
-    ]
+    dims = list(range(lead, first)) + [first + i for i, a in enumerate(state_axes) if a not in axes]
     return value.sum(dims) if dims else value
 
 
@@ -287,103 +285,3 @@ def _map_gradient(structure: str, bar: Tensor, operand: Tensor, sizes: dict[str,
     heads = sizes["heads"]
     left = bar.unflatten(-1, (heads, -1)).permute(1, 2, 0)
     return left @ operand.unflatten(-1, (heads, -1)).transpose(0, 1)
-
-
-class ModuleDynamics:
-    """The recurrence of any module with ``step(h, x)`` and ``state_shape``; Jacobians by
-    ``torch.func``. Leading dimensions are flattened into the batch of ``step``."""
-
-    def __init__(self, module: nn.Module, names: Sequence[str], params: Sequence[Tensor]):
-        self.module, self.names = module, tuple(names)
-        self.raw_params = self.params = tuple(params)
-        self.dtype = state_dtype(params[0].dtype) if params else torch.float32
-        self.state_shape = tuple(module.state_shape)
-        self.size = math.prod(self.state_shape)
-        self.bounds: list[tuple[float, float] | None] = [None]
-        self.linear = False
-
-    def _call(self, h: Tensor, u: Tensor, params: Sequence[Tensor]) -> Tensor:
-        lead = h.shape[: h.ndim - len(self.state_shape)]
-        stepper = _StepOf(self.module)
-        values = {f"module.{n}": p for n, p in zip(self.names, params, strict=True)}
-        dtype = params[0].dtype if params else u.dtype
-        flat = h.reshape(-1, *self.state_shape).to(dtype)
-        out = functional_call(stepper, values, (flat, u.reshape(-1, *u.shape[len(lead) :])))
-        if out.shape != flat.shape:
-            raise ValueError(
-                f"{type(self.module).__name__}.step: got a next state of shape {tuple(out.shape)}, "
-                f"expected {tuple(flat.shape)}, the shape of the state that was passed."
-            )
-        return out.reshape(h.shape).to(self.dtype)
-
-    def step(self, h: Tensor, u: Tensor) -> Tensor:
-        return self._call(h, u, self.params)
-
-    def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        return self.step(h, u), self.operator((h, u), kind)
-
-    def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:
-        """The linearization point itself: products are taken by automatic differentiation."""
-        return (h, u)
-
-    def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
-        h, u = coefficients
-        return torch.func.jvp(lambda s: self._call(s, u, self.params), (h,), (v,))[1]
-
-    def transpose(self, coefficients: Coefficients, v: Tensor) -> Tensor:
-        h, u = coefficients
-        return torch.func.vjp(lambda s: self._call(s, u, self.params), h)[1](v)[0]
-
-    def algebra(self, kind: str) -> Algebra | None:
-        return Flat(self.state_shape) if kind == "exact" and self.size <= LARGEST_FLAT else None
-
-    @property
-    def cheap_kind(self) -> str:
-        return "exact" if self.size <= LARGEST_FLAT else "none"
-
-    @property
-    def single_kind(self) -> str:
-        return "factorized"
-
-    def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
-        """Dense Jacobians ``(..., n, n)``, one column a JVP."""
-        h, u = coefficients
-        columns = []
-        for i in range(self.size):
-            unit = torch.zeros(self.size, dtype=h.dtype, device=h.device)
-            unit[i] = 1
-            v = unit.reshape(self.state_shape).expand_as(h)
-            columns.append(self.tangent((h, u), v).flatten(-len(self.state_shape)))
-        return torch.stack(columns, -1)
-
-    def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
-        return self.operator((h, u), kind)
-
-    def gradients(
-        self, h: Tensor, u: Tensor, cotangent: Tensor, u_bar: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        create = torch.is_grad_enabled()
-        with torch.enable_grad():
-            inputs = [
-                t if create and t.requires_grad else t.detach().requires_grad_()
-                for t in (u, *self.params)
-            ]
-            out = self._call(h if create else h.detach(), inputs[0], inputs[1:])
-            first, *rest = torch.autograd.grad(
-                out, inputs, cotangent, create_graph=create, allow_unused=True
-            )
-        first = torch.zeros_like(u) if first is None else first
-        if u_bar is None:
-            return first, tuple(rest)
-        return u_bar.copy_(first), tuple(rest)
-
-
-class _StepOf(nn.Module):
-    """Makes ``module.step`` reachable for ``functional_call``."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, h: Tensor, x: Tensor) -> Tensor:
-        return self.module.step(h, x)

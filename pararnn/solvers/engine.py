@@ -118,7 +118,9 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
                 passes += 1
         frozen = agreed if not pinned else torch.zeros_like(agreed)
         held = frozen.reshape(*frozen.shape, *(1,) * dims)
-        iterate = torch.where(held, iterate, _corrected(walker, starts, ends, difference, held, op, kind))
+        iterate = torch.where(
+            held, iterate, _corrected(walker, starts, ends, difference, held, op, kind)
+        )
         starts = torch.cat([first.unsqueeze(1), iterate[:, :-1]], 1)
         iterations += 1
     converged = residual <= plan.tol
@@ -181,8 +183,6 @@ def _sequential_rest(
         keep = settled[:, p]
         mask = keep.reshape(-1, *(1,) * dims)
         start = torch.where(mask, starts[:, p], ends[:, p - 1])
-        out, _ = walker.walk(
-            start.unsqueeze(1), write=True, chunks=slice(p, p + 1), keep=keep
-        )
+        out, _ = walker.walk(start.unsqueeze(1), write=True, chunks=slice(p, p + 1), keep=keep)
         ends[:, p] = torch.where(mask, ends[:, p], out[:, 0])
     return ends, len(todo) / walker.partition.count

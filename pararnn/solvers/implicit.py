@@ -9,16 +9,17 @@ the tangent recurrence in the place of the adjoint.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..scan import Block, Diagonal, affine_scan
+from ..scan import Algebra, Block, Diagonal, affine_scan
 from .config import TOLERANCE
 from .cost import chunk_length
 from .dynamics import Coefficients
@@ -103,16 +104,14 @@ class Linearization:
             op.masked_fill_(_per_state(resets, op), 0)
         return cls(dynamics, op, (), resets)
 
-    def solve(
-        self, b: Tensor, x0: Tensor, *, reverse: bool, out: Tensor | None = None
-    ) -> Tensor:
+    def solve(self, b: Tensor, x0: Tensor, *, reverse: bool, out: Tensor | None = None) -> Tensor:
         """States of ``x_t = J_t x_{t−1} + b_t`` (``reverse``: ``x_t = J_tᵀ x_{t+1} + b_t``)."""
         if out is None:
             out = torch.empty_like(b, memory_format=torch.contiguous_format)
         if b.shape[1] == 0:
             return out
         if self.operators is not None:
-            algebra = self.dynamics.algebra("exact")
+            algebra = cast(Algebra, self.dynamics.algebra("exact"))
             op = algebra.transpose(self.operators) if reverse else self.operators
             return affine_scan(op, b, x0, algebra=algebra, reverse=reverse, out=out)
         length, warmup = chunk_length(b.shape[1], x0.numel(), b.device.type)
@@ -121,7 +120,11 @@ class Linearization:
         largest = torch.maximum(b.flatten(1).abs().amax(1), x0.flatten(1).abs().amax(1))
         scale = largest.clamp_min(torch.finfo(b.dtype).tiny).reshape(-1, 1, *(1,) * (x0.ndim - 1))
         kind = self.dynamics.cheap_kind
-        run(walker, x0, Plan(TOLERANCE[b.dtype], scale, warmup, "none", kind, None, LINEAR_CAP, True))
+        run(
+            walker,
+            x0,
+            Plan(TOLERANCE[b.dtype], scale, warmup, "none", kind, None, LINEAR_CAP, True),
+        )
         return out
 
 
@@ -141,7 +144,9 @@ def _first_cotangent(
     """Cotangent of ``h0``, from that of the first state ``(B, 1, ...)``."""
     moved = dynamics.transpose(dynamics.coefficients(before, u), cotangent)
     if problem.resets is not None:
-        moved = torch.where(_per_state(problem.resets[:, :1], moved), torch.zeros_like(moved), moved)
+        moved = torch.where(
+            _per_state(problem.resets[:, :1], moved), torch.zeros_like(moved), moved
+        )
     return moved.squeeze(1)
 
 
@@ -165,7 +170,8 @@ class Solve(torch.autograd.Function):
         if torch.is_grad_enabled():
             before = problem.previous(states, h0)
             cotangents = AdjointSolve.apply(problem, g, before, u, *params)
-            u_bar, grads = dynamics.gradients(before, u, cotangents)
+            u_bar, found = dynamics.gradients(before, u, cotangents)
+            grads = list(found)
             first = before[:, :1]
         else:
             cotangents, u_bar, grads = _first_order(problem, dynamics, states, u, h0, g)
@@ -190,12 +196,12 @@ def _first_order(
         _, grads = dynamics.gradients(
             before(block), u[:, block], cotangents[:, block], u_bar[:, block]
         )
-        totals = (
-            list(grads)
-            if not totals
-            else [a if b is None else b if a is None else a + b for a, b in zip(totals, grads, strict=True)]
-        )
+        totals = [_plus(a, b) for a, b in itertools.zip_longest(totals, grads)]
     return cotangents, u_bar, totals
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
 
 
 class AdjointSolve(torch.autograd.Function):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import _checks as checks
-from .dynamics import ModuleDynamics, SpecDynamics
+from .dynamics import SpecDynamics
+from .module_dynamics import ModuleDynamics
 from .walkers import Dynamics
 
 
-def has_spec(cell: nn.Module) -> bool:
+def has_spec(cell: Any) -> bool:
     """Whether a module is a cell with a Spec (else it needs a ``step`` and a ``state_shape``)."""
     return hasattr(cell, "spec") and hasattr(cell, "recurrent_params") and hasattr(cell, "drives")
 
@@ -21,7 +23,7 @@ def has_spec(cell: nn.Module) -> bool:
 class Task:
     """Checked arguments of one solve."""
 
-    cell: nn.Module
+    cell: Any
     u: Tensor  # packed drives, or the raw input of a module without a Spec
     h0: Tensor
     resets: Tensor | None
@@ -35,7 +37,7 @@ class Task:
 
 
 def prepare(
-    cell: nn.Module,
+    cell: Any,
     x: Tensor | None,
     h0: Tensor | None,
     resets: Tensor | None,
@@ -49,8 +51,8 @@ def prepare(
         )
     if (x is None) == (drives is None):
         raise TypeError("got both or neither of x and drives, expected exactly one.")
-    source, name = (x, "x") if x is not None else (drives, "drives")
-    checks.floating(name, source)
+    name = "x" if x is not None else "drives"
+    source = checks.floating(name, x if x is not None else drives)
     if source.ndim != 3:
         raise ValueError(
             f"{name}: got shape {tuple(source.shape)}, expected (B, T, features); "
@@ -58,15 +60,15 @@ def prepare(
         )
     if has_spec(cell):
         width = cell.spec.packed_width(cell.sizes)
-        u = cell.drives(x) if x is not None else checks.trailing("drives", drives, (width,))
+        u = cell.drives(x) if x is not None else checks.trailing("drives", source, (width,))
         params = cell.recurrent_params()
         device, param_dtype = cell.in_proj.weight.device, cell.in_proj.weight.dtype
     else:
         if drives is not None:
             raise TypeError(f"drives: {type(cell).__name__} has no Spec, so give x.")
-        u, params = x, tuple(cell.parameters())
-        device = params[0].device if params else x.device
-        param_dtype = params[0].dtype if params else x.dtype
+        u, params = source, tuple(cell.parameters())
+        device = params[0].device if params else u.device
+        param_dtype = params[0].dtype if params else u.dtype
     dtype = checks.state_dtype(param_dtype)
     checks.same_device(name, source, device)
     batch, length = u.shape[:2]

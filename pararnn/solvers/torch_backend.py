@@ -34,14 +34,18 @@ _MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _variants() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    out: dict[str, Callable[[Tensor, Tensor], Tensor]] = dict(_MAPS)
+    """Every structure's action, its transposed action, and its action with absolute weights."""
+    out = dict(_MAPS)
     for name, act in _MAPS.items():
-        if name == "diagonal":
-            out["diagonal_t"] = act
-        else:
-            out[f"{name}_t"] = lambda w, x, act=act: act(w.mT, x)
-        out[f"{name}_abs"] = lambda w, x, act=act: act(w.abs(), x)
+        out[f"{name}_t"] = act if name == "diagonal" else _with(act, lambda w: w.mT)
+        out[f"{name}_abs"] = _with(act, torch.abs)
     return out
+
+
+def _with(
+    act: Callable[[Tensor, Tensor], Tensor], change: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda w, x: act(change(w), x)
 
 
 NAMESPACE: dict[str, Any] = {

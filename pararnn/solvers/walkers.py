@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..scan import Algebra
-from .dynamics import Coefficients, ModuleDynamics, SpecDynamics
+from .dynamics import Coefficients, SpecDynamics
+from .module_dynamics import ModuleDynamics
 from .partition import Partition
 
 Dynamics = SpecDynamics | ModuleDynamics
@@ -74,9 +76,7 @@ class _Walker:
         if product is None:
             return ends, None
         if finished:
-            product = torch.cat(
-                [*finished, product] if part.reverse else [product, *finished], 1
-            )
+            product = torch.cat([*finished, product] if part.reverse else [product, *finished], 1)
         return ends, part.ordered(product)
 
     def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
@@ -169,7 +169,7 @@ class LinearWalker(_Walker):
         local = tuple(c[:, time][:, rows] for c in self.coefficients)
         op = self.dynamics.operator(local, kind)
         if self.partition.reverse:
-            op = self.dynamics.algebra(kind).transpose(op)
+            op = cast(Algebra, self.algebra(kind)).transpose(op)
         if self.resets is not None:
             op = op.masked_fill(_per_state(self.resets[:, time][:, rows], op), 0)
         return self._advance(h, time, rows), op

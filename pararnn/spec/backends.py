@@ -33,13 +33,21 @@ def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Array, Arra
         "dense": lambda w, x: (w * x[..., None, :]).sum(-1),
         "right": lambda w, x: (x[..., :, :, None] * w).sum(-2),
     }
-    swapped = {name: f for name, f in forward.items()}
     out: dict[str, Callable[[Array, Array], Array]] = dict(forward)
-    for name, f in swapped.items():
-        transpose = (lambda w: w) if name == "diagonal" else (lambda w: np.swapaxes(w, -1, -2))
-        out[f"{name}_t"] = lambda w, x, f=f, t=transpose: f(t(w), x)
-        out[f"{name}_abs"] = lambda w, x, f=f: f(absolute(w), x)
+    for name, act in forward.items():
+        out[f"{name}_t"] = act if name == "diagonal" else _with(act, _transposed)
+        out[f"{name}_abs"] = _with(act, absolute)
     return out
+
+
+def _transposed(weight: Array) -> Array:
+    return np.swapaxes(weight, -1, -2)
+
+
+def _with(
+    act: Callable[[Array, Array], Array], change: Callable[[Array], Array]
+) -> Callable[[Array, Array], Array]:
+    return lambda w, x: act(change(w), x)
 
 
 def _namespace(functions: Mapping[str, Callable], ratio: Callable, absolute: Callable) -> dict:
@@ -69,18 +77,14 @@ def _mp_softplus(x: Any) -> Any:
     return mpmath.log1p(mpmath.exp(x))
 
 
+_FLOAT = {"sigmoid": _stable_sigmoid, "softplus": lambda x: np.logaddexp(0.0, x)}
 _MP = {"sigmoid": _mp_sigmoid, "softplus": _mp_softplus}
 _SYMBOLIC = {"sigmoid": sigmoid, "softplus": softplus}
 _NAMES = [p.name for p in PRIMITIVES.values()] + ["sqrt"]
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "float64": _namespace(
-        {
-            name: {"sigmoid": _stable_sigmoid, "softplus": lambda x: np.logaddexp(0.0, x)}.get(
-                name, getattr(np, name, None)
-            )
-            for name in _NAMES
-        },
+        {name: _FLOAT.get(name) or getattr(np, name) for name in _NAMES},
         lambda p, q: p / q,
         np.abs,
     ),

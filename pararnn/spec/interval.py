@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Interval:
@@ -10,12 +13,12 @@ class Interval:
 
     __slots__ = ("hi", "lo")
 
-    def __init__(self, lo, hi=None):
+    def __init__(self, lo: ArrayLike, hi: ArrayLike | None = None):
         self.lo = np.asarray(lo, dtype=np.float64)
         self.hi = self.lo if hi is None else np.asarray(hi, dtype=np.float64)
 
     @staticmethod
-    def of(value) -> Interval:
+    def of(value: Interval | ArrayLike) -> Interval:
         return value if isinstance(value, Interval) else Interval(value)
 
     @property
@@ -23,7 +26,7 @@ class Interval:
         """Elementwise ``max(|lo|, |hi|)``."""
         return np.maximum(np.abs(self.lo), np.abs(self.hi))
 
-    def __add__(self, other) -> Interval:
+    def __add__(self, other: Interval | ArrayLike) -> Interval:
         other = Interval.of(other)
         return Interval(self.lo + other.lo, self.hi + other.hi)
 
@@ -32,7 +35,7 @@ class Interval:
     def __neg__(self) -> Interval:
         return Interval(-self.hi, -self.lo)
 
-    def __mul__(self, other) -> Interval:
+    def __mul__(self, other: Interval | ArrayLike) -> Interval:
         other = Interval.of(other)
         with np.errstate(invalid="ignore"):
             products = [a * b for a in (self.lo, self.hi) for b in (other.lo, other.hi)]
@@ -49,7 +52,7 @@ class Interval:
                 np.where(straddles, -np.inf, 1 / self.hi), np.where(straddles, np.inf, 1 / self.lo)
             )
 
-    def power(self, exponent) -> Interval:
+    def power(self, exponent: Any) -> Interval:
         """``x ** exponent`` for an integer, or for any real exponent on a non-negative base."""
         if exponent < 0:
             return self.power(-exponent).reciprocal()

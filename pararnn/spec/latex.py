@@ -103,7 +103,10 @@ class LatexPrinter:
         if exponent == sympy.Rational(1, 2):
             return rf"\sqrt{{{self(base)}}}", 3
         if exponent.is_number and exponent.is_negative:
-            return rf"\frac{{1}}{{{self._power(sympy.Pow(base, -exponent))[0] if exponent != -1 else self(base)}}}", 3
+            return (
+                rf"\frac{{1}}{{{self._power(sympy.Pow(base, -exponent))[0] if exponent != -1 else self(base)}}}",
+                3,
+            )
         return rf"{self._wrap(base, 3)}^{{{self(exponent)}}}", 3
 
 
@@ -180,7 +183,11 @@ def jacobian_action(spec: Spec) -> list[str]:
     fz = spec.factorization
     outer = _stage_symbols(spec)
     dots: dict[sympy.Symbol, tuple[str, int]] = {
-        s.symbol: (rf"\dot{{{s.latex.partition('_')[0]}}}" + _timed(s.latex, "t-1")[len(s.latex.partition('_')[0]):], 3)
+        s.symbol: (
+            rf"\dot{{{s.latex.partition('_')[0]}}}"
+            + _timed(s.latex, "t-1")[len(s.latex.partition("_")[0]) :],
+            3,
+        )
         for s in spec.slots
     }
     printer = LatexPrinter(spec, outer)
@@ -198,7 +205,7 @@ def jacobian_action(spec: Spec) -> list[str]:
             body = text if level >= 3 else f"({text})"
             glue = r" \odot " if spec.axes_of(coefficient) else r"\, "
             terms.append((printer._wrap(coefficient, 2) + glue + body, 2))
-        return (terms[0] if len(terms) == 1 else (" + ".join(t for t, _ in terms), 1))
+        return terms[0] if len(terms) == 1 else (" + ".join(t for t, _ in terms), 1)
 
     for stage in fz.linear:
         if stage in fz.carrying:

@@ -69,7 +69,9 @@ def step(
     spec: Spec, state: Array, drives: Sequence, params: Sequence, backend: str = "float64"
 ) -> Array:
     """One step of the recurrence: the next state."""
-    return _join(spec, _program(spec, "step", backend)(*_inputs(spec, state, drives, params, backend)))
+    return _join(
+        spec, _program(spec, "step", backend)(*_inputs(spec, state, drives, params, backend))
+    )
 
 
 def sequence(
@@ -90,7 +92,13 @@ def sequence(
 
 
 def _linear(
-    spec: Spec, program: str, state: Array, drives: Sequence, params: Sequence, v: Array, backend: str
+    spec: Spec,
+    program: str,
+    state: Array,
+    drives: Sequence,
+    params: Sequence,
+    v: Array,
+    backend: str,
 ) -> Array:
     inputs = _inputs(spec, state, drives, params, backend)
     coefficients = _program(spec, "coefficients", backend)(*inputs)
@@ -124,9 +132,11 @@ def factorized_jacobian(
     for i in range(state.size):
         unit = np.zeros(state.size, dtype=int)
         unit[i] = 1
-        basis = convert(unit.reshape(state.shape), backend) if backend != "sympy" else unit.reshape(
-            state.shape
-        ).astype(object)
+        basis = (
+            convert(unit.reshape(state.shape), backend)
+            if backend != "sympy"
+            else unit.reshape(state.shape).astype(object)
+        )
         out = jvp(spec, state, drives, params, basis, backend)
         columns.append(np.broadcast_to(out, state.shape).reshape(-1))
     return np.stack(columns, axis=-1)

@@ -93,7 +93,9 @@ class ExpressionPrinter:
 
     def _call(self, name: str, argument: sympy.Expr) -> str:
         text, level = self._print(argument)
-        fresh = self.fused and not isinstance(argument, sympy.Symbol) and primitive_of(argument) is None
+        fresh = (
+            self.fused and not isinstance(argument, sympy.Symbol) and primitive_of(argument) is None
+        )
         if fresh and name in ("sigmoid", "tanh", "exp", "log", "sin", "cos"):
             return f"{text if level == 3 else f'({text})'}.{name}_()"
         return f"{name}({text})"
@@ -329,7 +331,11 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
         bar = {out: sympy.Symbol(f"{out.name}_bar", real=True) for out in fz.outputs}
         for stage in reversed(fz.carrying):
             total = sum(
-                (weighted((t, s), bar[t]) for t, s in fz.state_edges if s == stage.symbol and t in bar),
+                (
+                    weighted((t, s), bar[t])
+                    for t, s in fz.state_edges
+                    if s == stage.symbol and t in bar
+                ),
                 sympy.Integer(0),
             )
             writer.assign(f"{stage.symbol.name}_bar", writer.printer(total))
@@ -341,7 +347,11 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
         results = []
         for slot in fz.slots:
             terms = [weighted((t, s), bar[t]) for t, s in fz.state_edges if s == slot and t in bar]
-            results.append(writer.printer(sum(terms, sympy.Integer(0))) if terms else f"zero({bar[fz.outputs[0]].name})")
+            results.append(
+                writer.printer(sum(terms, sympy.Integer(0)))
+                if terms
+                else f"zero({bar[fz.outputs[0]].name})"
+            )
         inputs = [bar[o].name for o in fz.outputs]
     else:
         dot = {s: sympy.Symbol(f"{s.name}_dot", real=True) for s in fz.slots}
@@ -358,7 +368,11 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
         results = []
         for out in fz.outputs:
             terms = [weighted((t, s), dot[s]) for t, s in fz.state_edges if t == out and s in dot]
-            results.append(writer.printer(sum(terms, sympy.Integer(0))) if terms else f"zero({dot[fz.slots[0]].name})")
+            results.append(
+                writer.printer(sum(terms, sympy.Integer(0)))
+                if terms
+                else f"zero({dot[fz.slots[0]].name})"
+            )
         inputs = [dot[s].name for s in fz.slots]
     args = [*inputs, *names, *recurrent_arguments(spec)]
     return writer.text(program, args, results)
@@ -404,9 +418,7 @@ def _print_gradients(spec: Spec, writer: _Writer) -> str:
     # A drive that enters next to a linear output (A h + u) has that output's cotangent.
     totals = [cotangent(s) for s in sources]
     texts = iter(writer.expressions([t for t in totals if t != 0 and t not in assigned]))
-    results = [
-        "None" if t == 0 else assigned[t] if t in assigned else next(texts) for t in totals
-    ]
+    results = ["None" if t == 0 else assigned[t] if t in assigned else next(texts) for t in totals]
     results += [part for _, name, operand in pairs for part in (name, operand)]
     args = [b.name for b in (bar[o] for o in fz.outputs)] + arguments(spec)
     return writer.text("gradients", args, results)

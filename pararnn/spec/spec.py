@@ -17,6 +17,7 @@ written; that order is what the page shows. Everything that computes uses the ca
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
@@ -95,7 +96,7 @@ class Spec:
         self._open = False
         self._frozen = False
         self._names: set[str] = set()
-        self._evaluate = None
+        self._evaluate = contextlib.ExitStack()
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -103,13 +104,11 @@ class Spec:
         if self._frozen:
             raise SpecError(f"Spec {self.name!r} is frozen; define a new Spec to change it.")
         self._open = True
-        self._evaluate = sympy.evaluate(False)
-        self._evaluate.__enter__()
+        self._evaluate.enter_context(sympy.evaluate(False))
         return self
 
-    def __exit__(self, exc_type, exc, tb) -> None:
-        self._evaluate.__exit__(exc_type, exc, tb)
-        self._evaluate = None
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        self._evaluate.close()
         self._open = False
         if exc_type is None:
             self._freeze()
@@ -132,8 +131,12 @@ class Spec:
         """Declare a state slot and return the symbol of its *previous* value ``h_{t-1}``."""
         symbol, following = self._claim(name), self._claim(f"{name}_next")
         if bounds is not None and not bounds[0] < bounds[1]:
-            raise SpecError(f"Slot {name!r}: got bounds {bounds}, expected (low, high), low < high.")
-        self.slots += (Slot(symbol, following, latex or _with_subscript(*_subscript(name)), bounds),)
+            raise SpecError(
+                f"Slot {name!r}: got bounds {bounds}, expected (low, high), low < high."
+            )
+        self.slots += (
+            Slot(symbol, following, latex or _with_subscript(*_subscript(name)), bounds),
+        )
         return symbol
 
     def drives(
@@ -250,12 +253,13 @@ class Spec:
         if not expr.args:
             return expr
         rebuilt = expr.func(*[self._hoist(a, name, top=False) for a in expr.args])
-        if primitive_of(rebuilt) is None or top:
+        primitive = primitive_of(rebuilt)
+        if primitive is None or top:
             return rebuilt
         for stage in self.stages:
             if isinstance(stage, Elementwise) and stage.expr == rebuilt:
                 return stage.symbol
-        hidden = f"{name}_{primitive_of(rebuilt).name}"
+        hidden = f"{name}_{primitive.name}"
         while hidden in self._names:
             hidden += "_"
         symbol = self._claim(hidden)
@@ -274,7 +278,9 @@ class Spec:
         return expr
 
     def _check_axes(self, what: str, axes: tuple[str, ...]) -> None:
-        if any(a not in self.axes for a in axes) or list(axes) != [a for a in self.axes if a in axes]:
+        if any(a not in self.axes for a in axes) or list(axes) != [
+            a for a in self.axes if a in axes
+        ]:
             raise SpecError(
                 f"Spec {self.name!r}: got {what} axes {axes}, expected a sub-sequence of the "
                 f"state axes {self.axes}."
@@ -295,24 +301,6 @@ class Spec:
 
     def __repr__(self) -> str:
         return f"Spec({self.name!r}, slots={len(self.slots)}, jac_structure={self.jac_structure!r})"
-
-    def restructured(self, structure: str) -> Spec:
-        """The same stages with every map of another structure (e.g. the diagonal of a head map).
-
-        Used for quasi-Jacobians: a channelwise stand-in for a head-mixed cell.
-        """
-        swap = {m.name: Map(m.name, structure, m.latex, None) for m in self.map_list}
-        out = Spec(self.name, self.axes)
-        out.slots, out.drive_list, out.param_list = self.slots, self.drive_list, self.param_list
-        out.map_list = tuple(swap.values())
-        out.stages = tuple(
-            Linear(st.symbol, swap[st.map.name], st.authored, st.operand)
-            if isinstance(st, Linear)
-            else st
-            for st in self.stages
-        )
-        out._frozen = True
-        return out
 
     def axes_of(self, expr: sympy.Expr) -> tuple[str, ...]:
         """Axes along which an expression varies, in the state's order."""

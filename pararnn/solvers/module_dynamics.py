@@ -1,0 +1,118 @@
+"""What the engine needs to know of a recurrence, from any module with a ``step``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .._checks import state_dtype
+from ..scan import Algebra, Flat
+from .dynamics import Coefficients
+
+LARGEST_FLAT = 64
+"""States of up to this many numbers may carry a dense Jacobian of an opaque step."""
+
+
+class ModuleDynamics:
+    """The recurrence of any module with ``step(h, x)`` and ``state_shape``; Jacobians by
+    ``torch.func``. Leading dimensions are flattened into the batch of ``step``."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str], params: Sequence[Tensor]):
+        self.module, self.names = module, tuple(names)
+        self.raw_params = self.params = tuple(params)
+        self.dtype = state_dtype(params[0].dtype) if params else torch.float32
+        self.state_shape = tuple(cast(Any, module).state_shape)
+        self.size = math.prod(self.state_shape)
+        self.bounds: list[tuple[float, float] | None] = [None]
+        self.linear = False
+
+    def _call(self, h: Tensor, u: Tensor, params: Sequence[Tensor]) -> Tensor:
+        lead = h.shape[: h.ndim - len(self.state_shape)]
+        stepper = _StepOf(self.module)
+        values = {f"module.{n}": p for n, p in zip(self.names, params, strict=True)}
+        dtype = params[0].dtype if params else u.dtype
+        flat = h.reshape(-1, *self.state_shape).to(dtype)
+        out = functional_call(stepper, values, (flat, u.reshape(-1, *u.shape[len(lead) :])))
+        if out.shape != flat.shape:
+            raise ValueError(
+                f"{type(self.module).__name__}.step: got a next state of shape {tuple(out.shape)}, "
+                f"expected {tuple(flat.shape)}, the shape of the state that was passed."
+            )
+        return out.reshape(h.shape).to(self.dtype)
+
+    def step(self, h: Tensor, u: Tensor) -> Tensor:
+        return self._call(h, u, self.params)
+
+    def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+        return self.step(h, u), self.operator((h, u), kind)
+
+    def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:
+        """The linearization point itself: products are taken by automatic differentiation."""
+        return (h, u)
+
+    def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
+        h, u = coefficients
+        return torch.func.jvp(lambda s: self._call(s, u, self.params), (h,), (v,))[1]
+
+    def transpose(self, coefficients: Coefficients, v: Tensor) -> Tensor:
+        h, u = coefficients
+        return torch.func.vjp(lambda s: self._call(s, u, self.params), h)[1](v)[0]
+
+    def algebra(self, kind: str) -> Algebra | None:
+        return Flat(self.state_shape) if kind == "exact" and self.size <= LARGEST_FLAT else None
+
+    @property
+    def cheap_kind(self) -> str:
+        return "exact" if self.size <= LARGEST_FLAT else "none"
+
+    @property
+    def single_kind(self) -> str:
+        return "factorized"
+
+    def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
+        """Dense Jacobians ``(..., n, n)``, one column a JVP."""
+        h, u = coefficients
+        columns = []
+        for i in range(self.size):
+            unit = torch.zeros(self.size, dtype=h.dtype, device=h.device)
+            unit[i] = 1
+            v = unit.reshape(self.state_shape).expand_as(h)
+            columns.append(self.tangent((h, u), v).flatten(-len(self.state_shape)))
+        return torch.stack(columns, -1)
+
+    def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
+        return self.operator((h, u), kind)
+
+    def gradients(
+        self, h: Tensor, u: Tensor, cotangent: Tensor, u_bar: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        create = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = [
+                t if create and t.requires_grad else t.detach().requires_grad_()
+                for t in (u, *self.params)
+            ]
+            out = self._call(h if create else h.detach(), inputs[0], inputs[1:])
+            first, *rest = torch.autograd.grad(
+                out, inputs, cotangent, create_graph=create, allow_unused=True
+            )
+        first = torch.zeros_like(u) if first is None else first
+        if u_bar is None:
+            return first, tuple(rest)
+        return u_bar.copy_(first), tuple(rest)
+
+
+class _StepOf(nn.Module):
+    """Makes ``module.step`` reachable for ``functional_call``."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        return cast(Any, self.module).step(h, x)
