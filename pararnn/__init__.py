@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "pararnn.spec": ("Spec", "SpecError", "cos", "exp", "log", "sigmoid", "sin", "softplus", "tanh"),
+    "pararnn.spec": (
+        "Spec",
+        "SpecError",
+        "cos",
+        "exp",
+        "log",
+        "sigmoid",
+        "sin",
+        "softplus",
+        "tanh",
+    ),
     "pararnn.cells": (
         "Cell",
         "CellEntry",
