@@ -119,37 +119,41 @@ def _show(options: argparse.Namespace) -> int:
         if options.markdown:
             print(card_markdown(subject), end="")
         else:
-            print(card_text(subject, shutil.get_terminal_size().columns), end="")
+            print(card_text(subject, min(shutil.get_terminal_size().columns, 100)), end="")
     except TypeError as error:
         raise Problem(f"{options.cell}: {error}") from None
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    if not any(mark in options.cell for mark in ":"):
-        _registered(options.cell)  # a wrong name is said before torch starts
+    names = [options.cell] if ":" in options.cell else _variants(options.cell)
+    if options.width and ":" in options.cell:
+        raise Problem(f"{options.cell}: --width is for registered cells; the factory decides.")
     import torch
 
-    from .layers import verify_agreement
+    from . import layers
 
-    device = _device(options.device)
-    dtype = getattr(torch, options.dtype)
-    torch.manual_seed(options.seed)
-    module = _module(options).to(device=device, dtype=dtype)
-    width = _input_width(module, options.cell)
-    x = torch.randn(options.batch, options.length, width, dtype=dtype, device=device)
-    shape = f"{options.batch} × {options.length} × {width}"
-    _progress(f"{options.cell}: inputs {shape}, {options.dtype}, {device}: parallel, then the loop")
-    try:
-        report = verify_agreement(module, x)
-    except (TypeError, ValueError) as error:
-        raise Problem(f"{options.cell}: {error}") from None
-    print(report)
+    device, dtype = _device(options.device), getattr(torch, options.dtype)
+    passed = True
+    for name in names:
+        torch.manual_seed(options.seed)
+        module = _module(name, options.width).to(device=device, dtype=dtype)
+        width = _input_width(module, name)
+        x = torch.randn(options.batch, options.length, width, dtype=dtype, device=device)
+        shape = f"{options.batch} × {options.length} × {width}"
+        _progress(f"{name}: inputs {shape}, {options.dtype}, {device}: parallel, then the loop")
+        try:
+            report = layers.verify_agreement(module, x)
+        except (TypeError, ValueError) as error:
+            raise Problem(f"{name}: {error}") from None
+        print(report)
+        passed &= report.passed
     _progress(
-        f"The whole contract for this cell, from a clone: "
-        f"pytest conformance --cell '{options.cell}' --device {device.type}"
+        "The whole contract, from a clone: pytest conformance "
+        + " ".join(f"--cell '{name}'" for name in names)
+        + (f" --device {device.type}" if device.type != "cpu" else "")
     )
-    return 0 if report.passed else 1
+    return 0 if passed else 1
 
 
 def _catalog(options: argparse.Namespace) -> int:
@@ -220,27 +224,34 @@ def _called(text: str, factory: object) -> object:
         raise Problem(f"{text}: {error}; expected a factory that needs no arguments.") from None
 
 
-def _module(options: argparse.Namespace) -> nn.Module:
-    """The cell to verify: of usual size if it is registered, else what the factory gives."""
+def _variants(name: str) -> list[str]:
+    """Registered names that are meant: all variants of a cell, or the one that is named."""
+    from .cells import cell_names, get_cell
+
+    chosen = get_cell(_registered(name))
+    if name == chosen.name:
+        return [name]
+    return [other for other in cell_names() if get_cell(other).slug == chosen.slug]
+
+
+def _module(name: str, width: int | None) -> nn.Module:
+    """The cell to verify, from the registry or from what the user names."""
     from torch import nn
 
-    if ":" not in options.cell:
+    if ":" not in name:
         from .cells import get_cell
 
-        entry = get_cell(options.cell)
         try:
-            return entry.factory(16, **({"width": options.width} if options.width else {}))
+            return get_cell(name).factory(16, **({"width": width} if width else {}))
         except ValueError as error:
-            raise Problem(f"{options.cell}, --width {options.width}: {error}") from None
-    if options.width:
-        raise Problem(f"{options.cell}: --width is for registered cells; the factory decides.")
-    made = _imported(options.cell)
+            raise Problem(f"{name}, --width {width}: {error}") from None
+    made = _imported(name)
     if isinstance(made, type):
-        made = _called(options.cell, made)
+        made = _called(name, made)
     if not isinstance(made, nn.Module):
         raise Problem(
-            f"{options.cell}: got {type(made).__name__}, expected a factory that gives a cell or a "
-            "model with ParaRNN layers."
+            f"{name}: got {type(made).__name__}, expected a factory that gives a cell or a model "
+            "with ParaRNN layers."
         )
     return made
 

@@ -72,7 +72,8 @@ def jacobian_class(spec: Spec) -> JacobianClass:
 
 @dataclass(frozen=True)
 class Path:
-    """One way to solve a sequence: passes over the data, and what must be done in a row."""
+    """One way to solve a sequence: passes over the data, and what must be done in a row.
+    All in Markdown."""
 
     name: str
     passes: str
@@ -80,17 +81,17 @@ class Path:
 
 
 PATHS = (
-    Path("sequential", "1", "T steps"),
+    Path("sequential", r"\(1\)", r"\(T\) steps"),
     Path(
         "shooting",
-        r"k + 1 + \tfrac{w}{L}",
-        "L steps a pass, and a scan over the T/L chunks a correction; one more pass if operators "
-        "are needed after the first",
+        r"\(k + 1 + \tfrac{w}{L}\)",
+        r"\(L\) steps a pass, and a scan over the \(T/L\) chunks a correction; one more pass if "
+        "operators are needed after the first",
     ),
     Path(
-        "Newton, L = 1",
-        "k + 2",
-        "one step a pass, for all times at once, and a linear recurrence over T a correction",
+        r"Newton, \(L = 1\)",
+        r"\(k + 2\)",
+        r"one step a pass, for all times at once, and a linear recurrence over \(T\) a correction",
     ),
 )
 

@@ -100,7 +100,7 @@ def parallel(c: Card) -> str:
     parts.append(
         "\\(T\\) steps, chunks of \\(L\\), \\(k\\) corrections, a guess from \\(w\\) warm-up steps:\n"
     )
-    paths = [[p.name, formula(p.passes), prose(p.depth)] for p in PATHS]
+    paths = [[p.name, p.passes, p.depth] for p in PATHS]
     parts.append(
         table(["Path", "Passes over the data", "One after another"], paths, "Cost of a solve")
     )

@@ -12,7 +12,8 @@ from .plain import plain, terms
 def card_text(subject: object, width: int = 80) -> str:
     """The card of a cell as plain text.
 
-    Arguments and errors are those of :func:`pararnn.cards.card`; ``width`` is the line length.
+    Arguments and errors are those of :func:`pararnn.cards.card`; ``width`` is the line length
+    (at least 72); equations and code are not broken.
     """
     c = subject if isinstance(subject, Card) else card(subject)  # type: ignore[arg-type]
     writer = _Writer(width)
@@ -78,7 +79,7 @@ def _fidelity(c: Card) -> str:
 
 class _Writer:
     def __init__(self, width: int):
-        self.width = max(width, 40)
+        self.width = max(width, 72)
         self.lines: list[str] = []
 
     def title(self, name: str, labels: str) -> None:

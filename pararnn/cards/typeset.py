@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-_CALL = r"\b[A-Za-z][A-Za-z_0-9]*\((?:[^()]|\([^()]*\))*\)"
+_CALL = r"(?:\b\d+/)?\b[A-Za-z][A-Za-z_0-9]*\((?:[^()]|\([^()]*\))*\)"
 _TOKEN = re.compile(
     rf"""(?P<option>\b[a-z_]+='[^']*')
     | (?P<math>(?<![\w(])[A-Za-z]_(?:\*|[A-Za-z]\b|\{{[^}}]*\}}))
@@ -52,8 +52,8 @@ def _typeset(match: re.Match[str]) -> str:
 
 
 def shape(text: str) -> str:
-    """A shape as code."""
-    return f"`{text}`"
+    """Shapes as code, each by itself so that a narrow table can break between them."""
+    return ", ".join(f"`{part}`" for part in re.split(r"(?<=\)), ", text))
 
 
 def table(header: list[str], rows: list[list[str]], label: str) -> str:

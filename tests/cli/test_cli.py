@@ -1,0 +1,154 @@
+"""The command line: what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pararnn import cell_names, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_the_clone(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(arguments)
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_list_names_every_cell(capsys):
+    status, out, err = run(capsys, "list")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list(cell_names())
+
+
+def test_show_prints_the_card(capsys):
+    status, out, _ = run(capsys, "show", "ParaM2RNN")
+    assert status == 0
+    assert out.startswith("ParaM2RNN\n=========\nFidelity: research-variant / paper-core\n")
+    assert "Z_t = tanh(H_{t-1} W + k_t v_tᵀ)" in out
+    assert "@article{mishra2026m2rnn" in out
+
+
+def test_show_as_markdown(capsys):
+    status, out, _ = run(capsys, "show", "para_gru", "--markdown")
+    assert status == 0
+    assert out.startswith("# ParaGRU\n")
+    assert r"\tag{8}" in out
+
+
+@pytest.mark.parametrize("name", ["elman", "Elman", "factory"])
+def test_show_an_own_cell(capsys, name):
+    status, out, _ = run(capsys, "show", f"examples.elman:{name}")
+    assert status == 0
+    assert "h_t = tanh(w ⊙ h_{t-1} + W x_t + b)" in out
+
+
+@pytest.mark.parametrize("cell", [*cell_names(), "examples.elman:factory"])
+def test_verify(capsys, cell):
+    status, out, err = run(capsys, "verify", cell, "--length", "120", "--batch", "2")
+    assert status == 0
+    assert out.startswith("parallel = sequential: PASS\n")
+    assert f"{cell}: inputs 2 × 120" in err
+    assert f"pytest conformance --cell '{cell}'" in err
+
+
+def test_verify_takes_all_variants(capsys):
+    status, out, _ = run(capsys, "verify", "ParaGRU", "--length", "20")
+    assert status == 0
+    assert out.count("PASS") == 2
+
+
+def test_verify_fails_with_status_1(capsys, monkeypatch):
+    import pararnn.layers
+
+    class Report:
+        passed = False
+
+        def __str__(self) -> str:
+            return "parallel = sequential: FAIL"
+
+    monkeypatch.setattr(pararnn.layers, "verify_agreement", lambda module, x: Report())
+    status, out, _ = run(capsys, "verify", "ParaM2RNN", "--length", "3")
+    assert status == 1
+    assert "FAIL" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("show", "ParaLSTM9"), "got cell 'ParaLSTM9', expected one of ParaGRU[diag]"),
+        (("show", "nowhere:cell"), "nowhere:cell: No module named 'nowhere'; run this where"),
+        (("show", "examples.elman:nothing"), "has no 'nothing'"),
+        (("show", "torch:nn"), "got module, expected a function"),
+        (("verify", "ParaLSTM9"), "got cell 'ParaLSTM9'"),
+        (("verify", "ParaGRU[head]", "--width", "7"), "got 2 heads for d_h=7"),
+        (("verify", "examples.elman:Elman"), "expected a factory that needs no arguments"),
+        (("verify", "examples.elman:elman"), "got Spec, expected a factory"),
+        (("verify", "examples.elman:factory", "--width", "7"), "the factory decides"),
+        (("verify", "ParaGRU", "--device", "nonsense"), "--device nonsense: "),
+    ],
+)
+def test_problems_are_sentences(capsys, arguments, message):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.startswith("pararnn: ")
+    assert err.rstrip().count("\n") == 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("lsit",), ("verify", "ParaGRU", "--length", "0")])
+def test_wrong_usage_ends_with_2(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: pararnn" in capsys.readouterr().err
+
+
+def test_catalog_outside_a_clone(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages" / "pararnn" / "cli.py"))
+    status, _, err = run(capsys, "catalog")
+    assert status == 2
+    assert "from a clone of the repository, with 'make catalog'" in err
+
+
+def test_catalog_in_a_clone_builds(capsys, monkeypatch):
+    pytest.importorskip("mkdocs")
+    calls = []
+
+    def instead(command, cwd):
+        calls.append((command[1:], cwd))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", instead)
+    status, _, _ = run(capsys, "catalog", "--once", "--port", "0")
+    assert status == 0
+    assert calls == [([str(ROOT / "tools" / "catalog.py"), "--port", "0", "--once"], ROOT)]
+
+
+def test_starts_without_the_heavy_imports():
+    program = (
+        "import sys; from pararnn import cli\n"
+        "try: cli.main(['--version'])\n"
+        "except SystemExit: pass\n"
+        "print(*sorted({'torch', 'sympy', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[0].startswith("pararnn ")
+    assert done.stdout.splitlines()[1:] in ([], [""])
+
+
+def test_the_command_is_installed_and_survives_a_closed_pipe():
+    command = f"{Path(sys.executable).parent / 'pararnn'} show ParaGRU | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout == "ParaGRU\n"
+    assert done.stderr == ""
