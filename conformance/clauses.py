@@ -1,0 +1,341 @@
+"""The clauses of the numerics contract, as data. Everything else about a clause is derived:
+its test by its slug, its section of ``docs/contract.md`` by ``python -m conformance.page``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One promise. Numbers are never reused; ``slug`` is the name that cards and tests use."""
+
+    number: int
+    slug: str
+    title: str
+    statement: str
+    tolerance: str
+    why: str
+    test: str
+
+    @property
+    def id(self) -> str:
+        return f"C{self.number}"
+
+    @property
+    def anchor(self) -> str:
+        return f"c{self.number}"
+
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(
+        1,
+        "equation",
+        "The step is the equation",
+        "The hand-written step of a cell, the step derived from its Spec, and the cited paper's "
+        "equation written out scalar by scalar are the same function.",
+        "float64: 1e-13 relative, also for inputs and states of size 1e-6",
+        "One step makes about 10 + n rounding errors of 1.1e-16 each (n terms in a recurrent dot "
+        "product), and the gates damp them; 1e-13 leaves room for n in the hundreds. The second "
+        "regime, with everything near zero, catches a `tanh` that cancels, such as "
+        "\\(2\\sigma(2x) - 1\\).",
+        "Compares the three in float64 and at 50 digits. A cell without a hand-written "
+        "`recurrence` has no second source: reported as skipped.",
+    ),
+    Clause(
+        2,
+        "jacobian-proof",
+        "The factorized Jacobian is the derivative",
+        "For small sizes, every entry of the Jacobian that the factorized form gives equals "
+        "SymPy's derivative of the whole step, as a symbolic identity.",
+        "exact (symbolic)",
+        "The difference is a polynomial in the values of the transcendental functions, so expanding "
+        "it decides whether it is zero. The factorization does not depend on the sizes, so small "
+        "ones are enough.",
+        "Proves all entries: width 2 (heads of 2, a matrix state of 2 × 3).",
+    ),
+    Clause(
+        3,
+        "jacobian",
+        "Jacobian products are right in numbers",
+        "The factorized products \\(Jv\\) and \\(J^\\top v\\), autograd of the hand-written step, and "
+        "the dense Jacobian (differentiated at 90 digits) agree.",
+        "float64: 1e-13 relative",
+        "As for C1: a product is one step of the same size. The dense reference has no error in "
+        "float64.",
+        "Random states inside the box, random directions, weights above the default bound too.",
+    ),
+    Clause(
+        4,
+        "structure",
+        "The declared structure holds",
+        "`jac_structure` is the class derived from the Spec. The Jacobian is exactly zero outside "
+        "the pattern of its class, and with one state slot no entry of the pattern is always zero.",
+        "exact zeros",
+        "A zero of the pattern comes from a missing path, not from cancellation, so it is exact.",
+        "Dense Jacobians by autograd of the hand-written step, at random states.",
+    ),
+    Clause(
+        5,
+        "residual",
+        "A solve returns a trajectory",
+        "An unpinned solve converges or falls back: every returned state is the step of the one "
+        "before, up to the reported residual, for any weights. `final_state` is the last state.",
+        "reported residual ≤ 1e-12 (float64), 1e-6 (float32), relative to max(1, |state|); the "
+        "recomputed one at most ‖J‖ times that plus 16 roundoffs",
+        "Inside a chunk the states are steps. At a boundary the chunk starts from a state that "
+        "differs from the end before it by the reported mismatch, and one step multiplies that by "
+        "at most \\(\\lVert J \\rVert_\\infty\\). 16 roundoffs cover one step (C1) in two different "
+        "orders of evaluation.",
+        "All methods, chunk lengths and corrections; recurrent weights 1, 3 and 12 times the usual "
+        "size, the last chaotic.",
+    ),
+    Clause(
+        6,
+        "agreement",
+        "Parallel equals sequential",
+        "Every method, chunk length and correction gives the states of a plain loop over the "
+        "hand-written step in the same dtype, from zero and from any `h0`.",
+        "max(1e-10, 16 u κ) in float64, max(1e-5, 16 u κ) in float32, relative",
+        "Both trajectories satisfy the recurrence up to an error of at most 16 u in every step (u = "
+        "1.1e-16, 6.0e-8). Errors add up to at most \\(\\kappa = \\lVert (DF)^{-1} \\rVert_\\infty\\) "
+        "times that, where \\(DF\\) is the block-bidiagonal matrix with blocks \\(I\\) and "
+        "\\(-J_t\\). The suite computes κ from dense Jacobians of the true trajectory. In float32 "
+        "the κ part counts from κ = 10 on, in float64 practically never. The boundary tolerance "
+        "(C5) is 1e-6 in float32 and enters at boundaries only.",
+        "Lengths 37 and 263 (the cost model cuts the latter into chunks), weights 1 and 2.5 times "
+        "the usual size; κ is in the report.",
+    ),
+    Clause(
+        7,
+        "linear-solve",
+        "The linear systems are solved",
+        "The adjoint that gives the gradients equals a dense solution of the block-bidiagonal "
+        "system \\((DF)^\\top \\mu = g\\). One pinned Newton iteration with exact Jacobians equals the "
+        "dense solution of \\(DF(H^0)\\,\\Delta = -F(H^0)\\) from the guess "
+        "\\(h^0_t = f(0, x_t)\\), cut to the invariant box.",
+        "float64: 1e-10 relative",
+        "Dense LU is backward stable and the matrix has condition number about κ² ≤ 1e4 here, so "
+        "both sides have ten digits and more.",
+        "Forms every matrix with LAPACK, for every method and chunk length.",
+    ),
+    Clause(
+        8,
+        "gradients",
+        "Gradients are the true ones",
+        "Gradients of any function of the states and of the final state, with respect to inputs, "
+        "`h0` and every parameter, equal those of autograd through the plain loop.",
+        "max(1e-10, 16 u κ²) in float64, max(1e-5, 16 u κ²) in float32, relative per tensor",
+        "The adjoint solves a system with the same κ, and its blocks are evaluated at states that "
+        "may differ by 16 u κ (C6); with second derivatives of size about 1 this gives κ².",
+        "All methods and corrections, lengths 17 and 139; also `torch.autograd.gradcheck` against "
+        "finite differences.",
+    ),
+    Clause(
+        9,
+        "double-backward",
+        "Second derivatives are right",
+        "Products with the Hessian equal those of autograd through the plain loop, never zero or "
+        "silently wrong.",
+        "float64: 1e-10 relative per tensor",
+        "As for C8; in float64 the factor κ² stays far below.",
+        "A nonlinear loss of states and final state, random directions; also `gradgradcheck`.",
+    ),
+    Clause(
+        10,
+        "convergence",
+        "The iteration ends, and fast",
+        "An unpinned solve needs at most as many corrections as there are chunks, with every kind "
+        "of correction. Newton over single steps with exact Jacobians converges quadratically. A "
+        "recurrence that is linear in the state is solved by one correction.",
+        "iterations ≤ chunks; error \\(e_{k+1} \\le \\tfrac12 \\kappa_k M e_k^2\\) down to 1e-13",
+        "Every correction makes at least one more chunk exact. The quadratic bound is the standard "
+        "one for Newton's method: \\(\\kappa_k\\) is \\(\\lVert (DF)^{-1} \\rVert_\\infty\\) at the "
+        "iterate, \\(M\\) the bound of the second derivative (C13).",
+        "Chunks of 1, 3 and 8 steps with every correction; pinned iterations 0 to 6 against the "
+        "true trajectory.",
+    ),
+    Clause(
+        11,
+        "pinned",
+        "A pinned solve does what it says and reports it",
+        "`max_iters=K` makes exactly K corrections, whatever the residual. `converged` says whether "
+        "the residual is within the tolerance, and the residual is that of the returned states.",
+        "exact count; recomputed residual at most ‖J‖ times (reported + 16 roundoffs)",
+        "As for C5.",
+        "K = 0, 1, 2, 3 and 6, Newton and shooting, tame and expanding weights.",
+    ),
+    Clause(
+        12,
+        "divergence",
+        "Never silently wrong",
+        "If the iteration does not reach its tolerance, an unpinned solve runs the rest "
+        "sequentially and says so; with `on_divergence='raise'` it raises `NewtonDivergenceError` "
+        "with the residual history, with `'warn'` it warns, with `'ignore'` it reports "
+        "`converged=False`.",
+        "the fallback's states as in C6",
+        "",
+        "Forces the case: corrections of kind 'none', one iteration allowed, chunks of two steps.",
+    ),
+    Clause(
+        13,
+        "bounds",
+        "The invariant box and the derivative bounds hold",
+        "From a state inside the declared box, any input leads to a state inside it. "
+        "`derivative_bounds` is an upper bound of the first and second derivative of every output "
+        "on the box.",
+        "ratio to the bound ≤ 1 (+1e-12 for rounding); box left by at most 1e-15",
+        "The bounds come from interval arithmetic, so they hold for every input.",
+        "Samples the box with its corners and inputs of many sizes; maximizes the second "
+        "derivative over sign vectors.",
+    ),
+    Clause(
+        14,
+        "certificate",
+        "A certified error is an upper bound",
+        "With `certify=True`, whenever `error_bound` is finite the largest error of any state is at "
+        "most that. A converged solve of a tame cell is certified.",
+        "measured error ≤ error_bound; bound ≤ 1e-3 for a converged tame solve",
+        "Newton–Kantorovich: with \\(Y\\) the next correction, κ and \\(M\\) as above, "
+        "\\(2 Y \\kappa M < 1\\) proves that the true trajectory is within \\(2Y\\). Rounding in "
+        "the evaluation of the certificate itself must be covered too.",
+        "True trajectory at 50 digits; pinned at 0 to 4 iterations and unpinned; float64 and "
+        "float32; weights 1, 3 and 8 times the usual size.",
+    ),
+    Clause(
+        15,
+        "causality",
+        "The past does not depend on the future",
+        "Changing inputs from step t on leaves all states before t bit for bit as they were (same "
+        "shape and options). Gradients of earlier states with respect to later inputs are zero.",
+        "exact (bitwise)",
+        "An iteration that stops for all chunks at once would break this: later inputs would decide "
+        "how often the early states are polished. Chunks that have met the tolerance are frozen.",
+        "Cuts at 1, 10 and the last step, with later inputs five times as large.",
+    ),
+    Clause(
+        16,
+        "batch-independence",
+        "A row does not depend on other rows",
+        "Changing all other rows of the batch leaves a row bit for bit as it was (same shape and "
+        "options).",
+        "exact (bitwise)",
+        "As for C15, across rows.",
+        "The other rows get new states and inputs five times as large.",
+    ),
+    Clause(
+        17,
+        "streaming",
+        "Pieces give the whole",
+        "Solving a sequence in pieces, each from the `final_state` of the one before, gives what one "
+        "solve gives. `ParaRNN.step` in a loop gives what `forward` gives.",
+        "as C6",
+        "As for C6: two trajectories of the same recurrence.",
+        "Pieces of odd lengths, one of a single step.",
+    ),
+    Clause(
+        18,
+        "resets",
+        "A reset starts afresh",
+        "Where `resets[b, t]` is true, step t of row b starts from the zero state: the result is "
+        "that of separate sequences, and no gradient crosses (exactly zero).",
+        "as C6; gradients across: exactly 0",
+        "As for C6.",
+        "Random masks, resets at step 0 (which ignore `h0`) and beside chunk boundaries.",
+    ),
+    Clause(
+        19,
+        "variable-length",
+        "Padding does nothing",
+        "A row that is padded at its end gives, up to its length, what it gives alone, whatever the "
+        "padding; a loss on valid steps has a gradient of exactly zero in the padding.",
+        "as C6; gradients of padding: exactly 0",
+        "Follows from C15 and C16, but at other shapes, so with the tolerance of C6.",
+        "Lengths 1, 5, 13 and 24 in one batch, padding a hundred times as large as the inputs.",
+    ),
+    Clause(
+        20,
+        "backends",
+        "Devices agree",
+        "States and gradients on the device under test equal those on the CPU.",
+        "states as C6, gradients as C8",
+        "As for C6 and C8: two trajectories of the same recurrence.",
+        "`--device cuda`; on a machine without a second device it is reported as skipped.",
+    ),
+    Clause(
+        21,
+        "determinism",
+        "Twice the same",
+        "The same call gives the same bits twice, states and gradients, in every dtype.",
+        "exact (bitwise)",
+        "",
+        "All methods, all dtypes.",
+    ),
+    Clause(
+        22,
+        "invariances",
+        "Order and layout do not matter",
+        "Permuting the batch permutes the result. Inputs and `h0` of any strides give the result of "
+        "contiguous ones.",
+        "as C6",
+        "Matrix products may round differently in other layouts; then C6 applies.",
+        "Time-first, channels-first, strided, sliced and expanded inputs.",
+    ),
+    Clause(
+        23,
+        "shapes",
+        "Every length and batch size works",
+        "T = 0, 1, 2, odd, even and prime lengths, and B = 0, give states and a final state of the "
+        "right shape, dtype and value, and finite gradients. With T = 0 the final state is `h0`.",
+        "as C6",
+        "",
+        "T in 0, 1, 2, 3, 7, 16, 31; B in 0, 1, 2.",
+    ),
+    Clause(
+        24,
+        "half-precision",
+        "Narrow dtypes round the output only",
+        "A bfloat16 or float16 cell computes in float32 from the same drives: its states are those "
+        "of the float32 run rounded once, its final state is in float32, and so for gradients of "
+        "drives and recurrent parameters.",
+        "1 ulp of the narrow dtype; gradients 1 ulp after 1e-5 of the largest entry",
+        "Rounding gives half an ulp; the float32 runs may differ by C6, which can move a value over "
+        "a rounding edge, so 1.",
+        "A float32 twin with the same weights, given the same drives.",
+    ),
+    Clause(
+        25,
+        "constraint",
+        "Bounded weights are bounded as stated",
+        "Recurrent weights are used clipped to `max_recurrent_norm` (entries of a diagonal map) or "
+        "rescaled to that spectral norm (head matrices). The default is 0.5 for diagonal maps and "
+        "none for heads. The gradient of a clipped entry is that of projected descent: zero where a "
+        "descent step would move it further out, unchanged otherwise.",
+        "exact for clipping; 1e-14 for the spectral norm",
+        "Clipping has no rounding. The norm comes from an SVD, accurate to a few roundoffs.",
+        "Weights three times the usual size, bound 0.7.",
+    ),
+    Clause(
+        26,
+        "errors",
+        "Misuse is an error that helps",
+        "Wrong shapes, widths, dtypes, devices and settings raise `ValueError` or `TypeError` with "
+        "what was got and what is expected. Nothing is broadcast or converted silently.",
+        "exact",
+        "",
+        "About thirty wrong calls.",
+    ),
+    Clause(
+        27,
+        "nan-containment",
+        "A NaN stays where it is",
+        "A NaN or infinity in one row leaves the other rows and the earlier steps of its own row "
+        "bit for bit as they were, with finite gradients; the states that are not finite are those "
+        "that the plain loop has.",
+        "exact (bitwise)",
+        "As for C15 and C16.",
+        "One poisoned input in the middle of one row.",
+    ),
+)
+
+BY_SLUG = {clause.slug: clause for clause in CLAUSES}

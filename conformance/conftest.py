@@ -1,0 +1,158 @@
+"""Options of `pytest conformance`, the cells under test, and the report."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pararnn
+
+from .clauses import BY_SLUG
+from .context import Context, Subject
+from .report import Report
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+REPORT = pytest.StashKey[Report]()
+SUBJECTS = pytest.StashKey[list[Subject]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "pararnn's numerics contract")
+    group.addoption("--cell", action="append", metavar="CELL", help=(
+        "a registered cell ('ParaGRU[diag]') or module:factory of your own; repeatable. "
+        "Default: all registered cells"))  # fmt: skip
+    group.addoption("--device", default="cpu", help="device under test, e.g. cuda (default: cpu)")
+    group.addoption("--dtype", action="append", choices=list(DTYPES), help=(
+        "dtypes of the clauses that have a choice; repeatable (default: all)"))  # fmt: skip
+    group.addoption("--seed", type=int, default=0, help="seed of all draws (default: 0)")
+    group.addoption("--exhaustive", action="store_true", help="more seeds, sizes and settings")
+    group.addoption("--report", type=Path, metavar="PATH", help="write a JSON report to PATH")
+
+
+def subject(text: str) -> Subject:
+    """A registered cell by name, or a factory by ``module:name``."""
+    module_name, colon, attribute = text.partition(":")
+    if not colon:
+        try:
+            return Subject.registered(pararnn.get_cell(text).name)
+        except KeyError as problem:
+            raise pytest.UsageError(f"--cell: {problem.args[0]}") from None
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as problem:
+        raise pytest.UsageError(
+            f"--cell {text}: {problem}; expected module:factory, importable from here, where "
+            "factory() returns a cell."
+        ) from None
+    needed = [
+        p.name
+        for p in inspect.signature(factory).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise pytest.UsageError(
+            f"--cell {text}: got a factory that needs {', '.join(needed)}, expected one that can "
+            "be called without arguments; wrap it, e.g. lambda: MyCell(d_in=5, d_h=6)."
+        )
+    return Subject(text, factory)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "clause(slug): the clause of the contract that a test checks"
+    )
+    device = config.getoption("--device")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise pytest.UsageError(f"--device {device}: {str(problem).splitlines()[0]}") from None
+    if not config.getoption("--exhaustive"):
+        torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+    names = config.getoption("--cell") or list(pararnn.cell_names())
+    config.stash[SUBJECTS] = [subject(name) for name in names]
+    config.stash[REPORT] = Report(
+        {
+            "device": device,
+            "dtypes": config.getoption("--dtype") or list(DTYPES),
+            "seed": config.getoption("--seed"),
+            "exhaustive": config.getoption("--exhaustive"),
+        }
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    where = Path(pararnn.__file__).parent
+    settings = config.stash[REPORT].settings
+    return (
+        f"pararnn {pararnn.__version__} from {where}, torch {torch.__version__}\n"
+        f"conformance: device {settings['device']}, seed {settings['seed']}"
+        f"{', exhaustive' if settings['exhaustive'] else ''}"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "tested" in metafunc.fixturenames:
+        subjects = metafunc.config.stash[SUBJECTS]
+        metafunc.parametrize("tested", subjects, ids=[s.name for s in subjects])
+
+
+@pytest.fixture
+def context(request: pytest.FixtureRequest, tested: Subject) -> Context:
+    """The context of one clause (named by the test's mark) on one cell."""
+    config = request.config
+    slug = request.node.get_closest_marker("clause").args[0]
+    settings = config.stash[REPORT].settings
+    made = Context(
+        tested,
+        slug,
+        device=torch.device(settings["device"]),
+        dtypes=tuple(DTYPES[name] for name in settings["dtypes"]),
+        seed=settings["seed"],
+        exhaustive=settings["exhaustive"],
+    )
+    request.node.conformance = made
+    return made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    outcome = yield
+    made: Context | None = getattr(item, "conformance", None)
+    if made is not None and (call.when == "call" or outcome.failed):
+        reason = ""
+        if call.excinfo is not None:
+            reason = str(call.excinfo.value).splitlines()[0] if str(call.excinfo.value) else ""
+        item.config.stash[REPORT].add(
+            made.subject.name, made.clause, outcome.outcome, reason, made.measured, call.duration
+        )
+    return outcome
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    report = config.stash[REPORT]
+    if not report.results:
+        return
+    counts = report.counts()
+    terminalreporter.section("conformance")
+    for line in report.table():
+        terminalreporter.write_line(line)
+    summary = ", ".join(f"{n} {name}" for name, n in counts.items())
+    terminalreporter.write_line(f"{len(BY_SLUG)} clauses, {len(report.cells)} cells: {summary}")
+    path = config.getoption("--report")
+    if path is not None:
+        report.write(path)
+        terminalreporter.write_line(f"report: {path}")

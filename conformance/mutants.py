@@ -1,0 +1,514 @@
+"""Cells and solvers that are wrong on purpose, each with the clauses that must notice.
+
+A cell mutant is a subclass with one method changed; a solver mutant wraps a public function or
+replaces a method inside the library for the time of the check. No file is edited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import pararnn
+from pararnn import NewtonConfig, Solution, Spec, sigmoid, tanh
+from pararnn.solvers import engine
+from pararnn.solvers.dynamics import SpecDynamics
+from pararnn.solvers.implicit import AdjointSolve, Linearization
+from pararnn.spec import bounds, oracle, primitives
+
+from .checks import load
+from .context import Api, Context, NotApplicable, Subject, Violation
+from .reference import loop, shifted, stepwise
+
+DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"
+Change = Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect. ``killers`` are clauses that must be violated, the quickest first."""
+
+    name: str
+    what: str
+    cell: str
+    killers: tuple[str, ...]
+    methods: dict[str, Any] = dataclasses.field(default_factory=dict)
+    api: dict[str, Any] = dataclasses.field(default_factory=dict)
+    patch: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    factory: Callable[[], nn.Module] | None = None
+
+    def subject(self) -> Subject:
+        def build() -> nn.Module:
+            cell = pararnn.get_cell(self.cell).factory()
+            if self.methods:
+                cell.__class__ = type(type(cell).__name__, (type(cell),), dict(self.methods))
+            return cell
+
+        return Subject(self.cell, self.factory or build)
+
+    def verdict(self, slug: str) -> str | None:
+        """The violation that a clause finds, or None if it finds none."""
+        check = load()[slug]
+        context = Context(self.subject(), slug, api=Api(**self.api))
+        with self.patch():
+            try:
+                check(context)
+            except Violation as violation:
+                return str(violation)
+            except NotApplicable:
+                return None
+        return None
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def gru(variant: Callable[..., Tensor]) -> dict[str, Any]:
+    """A recurrence from ``variant(mixed, h, z, r, u_n, A_n)``, given correct gates."""
+
+    def recurrence(self, h, u_z, u_r, u_n, A_z, A_r, A_n):
+        z = torch.sigmoid(self._mixed(A_z, h) + u_z)
+        r = torch.sigmoid(self._mixed(A_r, h) + u_r)
+        return variant(self._mixed, h, z, r, u_n, A_n)
+
+    return {"recurrence": recurrence}
+
+
+def candidate(mixed, h, r, u_n, a):
+    return torch.tanh(mixed(a, r * h) + u_n)
+
+
+def m2rnn(variant: Callable[..., Tensor]) -> dict[str, Any]:
+    def recurrence(self, H, k, v, u_f, W):
+        f = torch.sigmoid(u_f)[..., None, None]
+        return variant(H, k[..., :, None] * v[..., None, :], f, W)
+
+    return {"recurrence": recurrence}
+
+
+def cancelling_tanh(x: Tensor) -> Tensor:
+    return 2 * torch.sigmoid(2 * x) - 1
+
+
+def transposed_head(self, a: Tensor, h: Tensor) -> Tensor:
+    heads = h.unflatten(-1, (self.n_heads, -1))
+    return torch.einsum("nji,...nj->...ni", a, heads).flatten(-2)
+
+
+def without_bias(self, x: Tensor) -> Tensor:
+    return nn.functional.linear(x, self.in_proj.weight)
+
+
+def reordered(self, u: Tensor) -> tuple[Tensor, ...]:
+    z, r, n = pararnn.Cell.split(self, u)
+    return r, z, n
+
+
+def wrong_bound(self) -> tuple[Tensor, ...]:
+    c = self.max_recurrent_norm
+    maps = (self.A_z, self.A_r, self.A_n)
+    return maps if c is None else tuple(a.clamp(-2 * c, 2 * c) for a in maps)
+
+
+def dead_outside(self) -> tuple[Tensor, ...]:
+    c = self.max_recurrent_norm
+    maps = (self.A_z, self.A_r, self.A_n)
+    return maps if c is None else tuple(a.clamp(-c, c) for a in maps)
+
+
+def unchecked_step(self, h: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None):
+    u = self.in_proj(x) if drives is None else drives
+    return self.advance(h, u, self.recurrent_params())
+
+
+class SwappedTwice(pararnn.ParaGRU):
+    """Spec and hand-written step agree, and both are wrong: update gate the other way round."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        with Spec("SwappedTwice") as s:
+            h = s.state("h", bounds=(-1, 1))
+            u_z, u_r, u_n = s.drives("u_z u_r u_n")
+            A_z, A_r, A_n = s.maps("A_z A_r A_n", structure="diagonal")
+            z = s.let("z", sigmoid(A_z(h) + u_z))
+            r = s.let("r", sigmoid(A_r(h) + u_r))
+            n = s.let("n", tanh(A_n(r * h) + u_n))
+            s.next(h, z * h + (1 - z) * n)
+        self.spec = s
+
+    def recurrence(self, h, u_z, u_r, u_n, A_z, A_r, A_n):
+        return super().recurrence(h, -u_z, u_r, u_n, -A_z, A_r, A_n)
+
+
+def wrong_derivative() -> AbstractContextManager:
+    """``tanh' = 1 − tanh`` in the table from which Jacobians are derived."""
+    row = dataclasses.replace(primitives.PRIMITIVES[tanh], derivative=lambda x, y: 1 - y)
+    return mock.patch.dict(primitives.PRIMITIVES, {tanh: row})
+
+
+def elman() -> nn.Module:
+    """A fresh Spec every time, so that nothing derived before is cached."""
+    with Spec("Elman") as s:
+        h = s.state("h", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        w = s.map("w", structure="diagonal")
+        s.next(h, tanh(w(h) + u))
+    return pararnn.Cell(3, 4, spec=s)
+
+
+# -- solvers ---------------------------------------------------------------------------------------
+
+
+def solving(change: Callable[..., Any]) -> dict[str, Any]:
+    """An API whose ``solve`` is ``change(solution, cell, x, config, **options)``; every other
+    way to solve goes through it."""
+
+    def solve(cell, x=None, config=None, **options):
+        return change(pararnn.solve(cell, x, config, **options), cell, x, config, **options)
+
+    return through(solve)
+
+
+def asking(change: Callable[..., tuple]) -> dict[str, Any]:
+    """An API that changes the question: ``change(cell, x, config, options)``."""
+
+    def solve(cell, x=None, config=None, **options):
+        cell, x, config, options = change(cell, x, config, dict(options))
+        return pararnn.solve(cell, x, config, **options)
+
+    return through(solve)
+
+
+def through(solve: Callable[..., Solution]) -> dict[str, Any]:
+    def apply(method: str) -> Callable[..., Tensor]:
+        return lambda cell, x, config=None, **options: (
+            solve(cell, x, config, method=method, **options).states
+        )
+
+    return {
+        "solve": solve,
+        "newton_apply": apply("newton"),
+        "shooting_apply": apply("shooting"),
+    }
+
+
+def with_states(solution: Solution, states: Tensor) -> Solution:
+    final = (
+        states[:, -1].to(solution.final_state.dtype) if states.shape[1] else solution.final_state
+    )
+    return dataclasses.replace(solution, states=states, final_state=final)
+
+
+def initial(cell: nn.Module, solution: Solution, options: dict) -> Tensor:
+    h0 = options.get("h0")
+    return torch.zeros_like(solution.final_state) if h0 is None else h0
+
+
+def off_by_one(solution, cell, x, config, **options):
+    return with_states(solution, shifted(solution.states, initial(cell, solution, options)))
+
+
+def boundary(solution, cell, x, config, **options):
+    """The second chunk starts from the state one step too early."""
+    cut = solution.chunk_length
+    if x is None or not 1 < cut < x.shape[1]:
+        return solution
+    rest = loop(cell, x[:, cut:], solution.states[:, cut - 2])
+    return with_states(solution, torch.cat([solution.states[:, :cut], rest], 1))
+
+
+def stale_carry(cell, x, config, options):
+    """Chunks start from their guesses, which are never corrected."""
+    config = config or NewtonConfig(chunk_length=4)
+    stale = dataclasses.replace(config, max_iters=0, warmup=1, on_divergence="ignore")
+    if options.get("method") != "sequential":
+        options["method"] = "shooting" if options.get("method") == "auto" else options.get("method")
+    return cell, x, stale, options
+
+
+def unchecked_three(solution, cell, x, config, **options):
+    config = config or NewtonConfig()
+    if config.max_iters is not None or options.get("method") != "newton":
+        return solution
+    config = dataclasses.replace(config, max_iters=3, on_divergence="ignore", chunk_length=None)
+    quick = pararnn.solve(cell, x, config, **options)
+    return dataclasses.replace(quick, converged=True, residual=0.0)
+
+
+def one_step_gradient(solution, cell, x, config, **options):
+    """Backpropagation truncated after one step: right states, wrong gradients."""
+    if x is None or not x.shape[1]:
+        return solution
+    states = solution.states.detach()
+    previous = shifted(states, initial(cell, solution, options))
+    through_one = stepwise(cell, previous, x)
+    return with_states(solution, states + through_one - through_one.detach())
+
+
+def polishing(solution, cell, x, config, **options):
+    """As many corrections for every chunk and row as the slowest needs: nothing is frozen."""
+    if solution.iterations == 0:
+        return solution
+    config = dataclasses.replace(
+        config or NewtonConfig(), max_iters=solution.iterations, on_divergence="ignore"
+    )
+    return pararnn.solve(cell, x, config, **options)
+
+
+def leaking(states: Tensor) -> Tensor:
+    return states + 1e-9 * states.mean(1, keepdim=True)
+
+
+def no_rows_apart(solution, cell, x, config, **options):
+    bad = solution.states.isnan().any()
+    return with_states(solution, torch.where(bad, torch.nan, solution.states))
+
+
+def noisy(states: Tensor) -> Tensor:
+    return states + 1e-7 * torch.rand_like(states)
+
+
+def altered(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return solving(lambda solution, *_, **__: with_states(solution, change(solution.states)))
+
+
+def reported(**changes: Callable[[Solution], Any]) -> dict[str, Any]:
+    """Right states, wrong report."""
+    return solving(
+        lambda solution, *_, **__: dataclasses.replace(
+            solution, **{name: change(solution) for name, change in changes.items()}
+        )
+    )
+
+
+def narrow_inside(solution, cell, x, config, **options):
+    """States carried in the dtype of the drives."""
+    u = options.get("drives")
+    if u is None or u.dtype in (torch.float64, torch.float32):
+        return solution
+    params = tuple(p.float() for p in cell.recurrent_params())
+    h, states = options["h0"].float(), []
+    for t in range(u.shape[1]):
+        h = cell.advance(h.to(u.dtype).float(), u[:, t], params)
+        states.append(h.to(u.dtype))
+    return with_states(solution, torch.stack(states, 1))
+
+
+def rounded(cell, x, config, options):
+    if x is not None and x.dtype == torch.float32:
+        x = x.bfloat16().float()
+    return cell, x, config, options
+
+
+def assuming_contiguous(cell, x, config, options):
+    if x is not None and not x.is_contiguous():
+        strides = torch.empty(x.shape, device="meta").stride()
+        x = x.as_strided(x.shape, strides)
+    return cell, x, config, options
+
+
+def changing(**changes: Callable[[Any], Any]) -> Callable[..., tuple]:
+    """A question with some options changed (``resets``, ``h0``)."""
+
+    def change(cell, x, config, options):
+        for name, of in changes.items():
+            if options.get(name) is not None:
+                options[name] = of(options[name])
+        return cell, x, config, options
+
+    return change
+
+
+def configured(**fields: Any) -> Callable[..., tuple]:
+    """A question with some settings overridden."""
+
+    def change(cell, x, config, options):
+        config = dataclasses.replace(config or NewtonConfig(), **fields)
+        return cell, x, config, options
+
+    return change
+
+
+def expanding_h0(cell, x, config, options):
+    h0 = options.get("h0")
+    if h0 is not None and x is not None and h0.shape[0] == 1:
+        options["h0"] = h0.expand(x.shape[0], *h0.shape[1:])
+    return cell, x, config, options
+
+
+def quasi_for_exact(cell, x, config, options):
+    if config is not None and config.jacobian == "exact":
+        config = dataclasses.replace(config, jacobian="quasi")
+    return cell, x, config, options
+
+
+def forgetful_layer(cell: nn.Module) -> nn.Module:
+    layer = pararnn.ParaRNN(cell)
+    step = layer.step
+    layer.step = lambda x, state: step(x, None)  # type: ignore[method-assign]
+    return layer
+
+
+def scaled_bounds(*args: Any, **kwargs: Any):
+    first, second = bounds.derivative_bounds(*args, **kwargs)
+    return first / 2, second
+
+
+def replaced(owner: Any, name: str, value: Any) -> Callable[[], AbstractContextManager]:
+    return lambda: mock.patch.object(owner, name, value)
+
+
+def loose() -> AbstractContextManager:
+    def mismatch_of(*args: Any) -> tuple[Tensor, Tensor]:
+        difference, relative = original(*args)
+        return difference, relative * 1e-6
+
+    original = engine.mismatch_of
+    return mock.patch.object(engine, "mismatch_of", mismatch_of)
+
+
+def adjoint_across_resets() -> AbstractContextManager:
+    def at(cls, dynamics, before, u, resets, first=0):
+        return original(dynamics, before, u, resets if first == 0 else None, first)
+
+    original = Linearization.at
+    return mock.patch.object(Linearization, "at", classmethod(at))
+
+
+def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+    inputs = zip((v, *ctx.saved_tensors), ctx.needs_input_grad[1:], strict=False)
+    return None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
+
+
+def mutants() -> Iterator[Mutant]:
+    """All of them."""
+    swap = gru(lambda mix, h, z, r, u, a: (1 - r) * h + r * candidate(mix, h, z, u, a))
+    for cell in (DIAG, HEAD):
+        yield Mutant("swapped gates", "z and r exchanged", cell, ("equation", "agreement"), swap)
+    yield Mutant("swapped update", "z h + (1 − z) n", DIAG, ("equation", "agreement"),
+                 gru(lambda mix, h, z, r, u, a: z * h + (1 - z) * candidate(mix, h, r, u, a)))  # fmt: skip
+    yield Mutant("missing 1 − z", "h + z n", DIAG, ("equation", "bounds"),
+                 gru(lambda mix, h, z, r, u, a: h + z * candidate(mix, h, r, u, a)))  # fmt: skip
+    yield Mutant("reset after the map", "r ⊙ (A_n h)", HEAD, ("equation", "jacobian"),
+                 gru(lambda mix, h, z, r, u, a: (1 - z) * h + z * torch.tanh(r * mix(a, h) + u)))  # fmt: skip
+    yield Mutant("no reset gate", "A_n h", DIAG, ("equation", "jacobian"),
+                 gru(lambda mix, h, z, r, u, a: (1 - z) * h + z * torch.tanh(mix(a, h) + u)))  # fmt: skip
+    yield Mutant("cancelling tanh", "2 σ(2x) − 1", DIAG, ("equation",),
+                 gru(lambda mix, h, z, r, u, a: (1 - z) * h + z * cancelling_tanh(mix(a, r * h) + u)))  # fmt: skip
+    yield Mutant("transposed head matrices", "h A instead of A h", HEAD,
+                 ("equation", "jacobian", "agreement"), {"_mixed": transposed_head})  # fmt: skip
+    yield Mutant("transposed right matrix", "H Wᵀ", MATRIX, ("equation", "jacobian"),
+                 m2rnn(lambda H, kv, f, W: f * H + (1 - f) * torch.tanh(H @ W.mT + kv)))  # fmt: skip
+    yield Mutant("swapped forget gate", "(1 − f) H + f Z", MATRIX, ("equation", "agreement"),
+                 m2rnn(lambda H, kv, f, W: (1 - f) * H + f * torch.tanh(H @ W + kv)))  # fmt: skip
+    yield Mutant("missing 1 − f", "f H + Z", MATRIX, ("equation", "bounds"),
+                 m2rnn(lambda H, kv, f, W: f * H + torch.tanh(H @ W + kv)))  # fmt: skip
+    yield Mutant("wrong twice", "Spec and step agree on z h + (1 − z) n", DIAG, ("equation",),
+                 factory=lambda: SwappedTwice(5, 6))  # fmt: skip
+    yield Mutant("dropped bias", "drives without b", DIAG, ("equation",), {"drives": without_bias})
+    yield Mutant("reordered drives", "packed r, z, n", HEAD, ("equation",), {"split": reordered})
+    yield Mutant("wrong clamp", "twice the bound", DIAG, ("constraint",),
+                 {"recurrent_params": wrong_bound})  # fmt: skip
+    yield Mutant("dead clamp", "no gradient outside the bound", DIAG, ("constraint",),
+                 {"recurrent_params": dead_outside})  # fmt: skip
+    yield Mutant("unbounded heads", "spectral norm not limited", HEAD, ("constraint",),
+                 {"recurrent_params": lambda self: (self.A_z, self.A_r, self.A_n)})  # fmt: skip
+    yield Mutant("wrong class", "a head cell that says diag", HEAD, ("structure",),
+                 {"jac_structure": property(lambda s: "diag", lambda s, v: None)})  # fmt: skip
+    yield Mutant("unchecked step", "no argument checks", DIAG, ("errors",),
+                 {"step": unchecked_step})  # fmt: skip
+
+    yield Mutant("transposed JVP", "Jᵀv for Jv", HEAD, ("jacobian",), api={"jvp": oracle.vjp})
+    yield Mutant("wrong derivative", "tanh' = 1 − tanh", DIAG, ("jacobian-proof", "jacobian"),
+                 patch=wrong_derivative, factory=elman)  # fmt: skip
+    yield Mutant("bounds too small", "half the first derivative's bound", DIAG, ("bounds",),
+                 api={"derivative_bounds": scaled_bounds})  # fmt: skip
+
+    yield Mutant("ignored h0", "every solve starts from zero", DIAG,
+                 ("agreement", "streaming", "residual"),
+                 api=asking(changing(h0=torch.zeros_like)))  # fmt: skip
+    yield Mutant("off by one", "h_{t−1} returned for h_t", DIAG, ("agreement", "residual"),
+                 api=solving(off_by_one))  # fmt: skip
+    yield Mutant("chunk boundary", "a chunk starts one state early", HEAD,
+                 ("agreement", "residual", "linear-solve"), api=solving(boundary))  # fmt: skip
+    yield Mutant("stale carry", "chunk starts never corrected", DIAG, ("agreement", "residual"),
+                 api=asking(stale_carry))  # fmt: skip
+    yield Mutant("unchecked K = 3", "three iterations, called converged", HEAD,
+                 ("residual", "agreement"), api=solving(unchecked_three))  # fmt: skip
+    yield Mutant("stale final state", "the state before the last", DIAG,
+                 ("residual", "streaming"),
+                 api=reported(final_state=lambda s: s.states[:, -2] if s.states.shape[1] > 1
+                              else s.final_state))  # fmt: skip
+    yield Mutant("single precision inside", "float64 solved in float32", DIAG,
+                 ("agreement", "streaming"), api=altered(lambda h: h.float().to(h.dtype)))  # fmt: skip
+    yield Mutant("rounded inputs", "float32 inputs as bfloat16", MATRIX,
+                 ("agreement",), api=asking(rounded))  # fmt: skip
+    yield Mutant("wrong Newton operator", "a diagonal for the exact Jacobian", HEAD,
+                 ("linear-solve", "convergence"), api=asking(quasi_for_exact))  # fmt: skip
+
+    yield Mutant("optimistic count", "iterations under-reported", DIAG, ("pinned",),
+                 api=reported(iterations=lambda s: max(s.iterations - 1, 0)))  # fmt: skip
+    yield Mutant("optimistic residual", "always zero", DIAG, ("pinned",),
+                 api=reported(residual=lambda s: 0.0, residual_history=lambda s: (0.0,)))  # fmt: skip
+    yield Mutant("always converged", "says so", DIAG, ("pinned", "divergence"),
+                 api=reported(converged=lambda s: True))  # fmt: skip
+    yield Mutant("silent divergence", "on_divergence ignored", DIAG, ("divergence",),
+                 api=asking(configured(on_divergence="ignore")))  # fmt: skip
+    yield Mutant("too many iterations", "counts twice", DIAG, ("convergence", "pinned"),
+                 api=reported(iterations=lambda s: 2 * s.iterations + s.chunks))  # fmt: skip
+    yield Mutant("residual as certificate", "a small residual taken for a small error", HEAD,
+                 ("certificate",), api=reported(error_bound=lambda s: s.residual))  # fmt: skip
+    yield Mutant("no certificate", "always infinite", DIAG, ("certificate",),
+                 api=reported(error_bound=lambda s: float("inf")))  # fmt: skip
+
+    yield Mutant("one-step gradient", "truncated backpropagation", DIAG,
+                 ("linear-solve", "gradients"), api=solving(one_step_gradient))  # fmt: skip
+    yield Mutant("adjoint not transposed", "J for Jᵀ", HEAD, ("linear-solve", "gradients"),
+                 patch=replaced(SpecDynamics, "transpose", SpecDynamics.tangent))  # fmt: skip
+    yield Mutant("no second derivative", "the adjoint's own derivative is zero", DIAG,
+                 ("double-backward",),
+                 patch=replaced(AdjointSolve, "backward", staticmethod(no_second_order)))  # fmt: skip
+
+    yield Mutant("h0 without gradient", "detached", DIAG, ("linear-solve", "gradients"),
+                 api=asking(changing(h0=lambda h: h.detach() + 0 * h)))  # fmt: skip
+    yield Mutant("final state without gradient", "detached", DIAG, ("gradients",),
+                 api=reported(final_state=lambda s: s.final_state.detach()))  # fmt: skip
+    yield Mutant("loose mismatch", "accepted when a million times too large", HEAD,
+                 ("agreement",), patch=loose)  # fmt: skip
+    yield Mutant("adjoint across resets", "the mask is not used backwards", HEAD, ("resets",),
+                 patch=adjoint_across_resets)  # fmt: skip
+
+    yield Mutant("dropped resets", "mask ignored", DIAG, ("resets",),
+                 api=asking(changing(resets=lambda m: torch.zeros_like(m))))  # fmt: skip
+    yield Mutant("late reset", "one step after", MATRIX, ("resets",),
+                 api=asking(changing(resets=lambda m: m.roll(1, 1))))  # fmt: skip
+    yield Mutant("polishing all", "chunks not frozen", HEAD, ("causality", "batch-independence"),
+                 api=solving(polishing))  # fmt: skip
+    yield Mutant("leak through time", "a mean over time", DIAG, ("causality", "variable-length"),
+                 api=altered(leaking))  # fmt: skip
+    yield Mutant("leak through the batch", "a mean over rows", DIAG, ("batch-independence",),
+                 api=altered(lambda h: h + 1e-13 * h.mean(0) if h.numel() else h))  # fmt: skip
+    yield Mutant("forgetful layer", "ParaRNN.step drops its state", DIAG, ("streaming",),
+                 api={"layer": forgetful_layer})  # fmt: skip
+    yield Mutant("noise", "1e-7 of it", DIAG, ("determinism",), api=altered(noisy))
+    yield Mutant("contiguous assumed", "strides ignored", DIAG, ("invariances",),
+                 api=asking(assuming_contiguous))  # fmt: skip
+    yield Mutant("zero for T = 0", "final state not h0", DIAG, ("shapes",),
+                 api=reported(final_state=lambda s: s.final_state if s.states.shape[1]
+                              else s.final_state * 0))  # fmt: skip
+    yield Mutant("narrow inside", "states carried in half precision", DIAG, ("half-precision",),
+                 api=solving(narrow_inside))  # fmt: skip
+    yield Mutant("broadcast h0", "one h0 for all rows", DIAG, ("errors",),
+                 api=asking(expanding_h0))  # fmt: skip
+    yield Mutant("NaN everywhere", "one bad row spoils the batch", DIAG, ("nan-containment",),
+                 api=solving(no_rows_apart))  # fmt: skip
+    yield Mutant("NaN hidden", "replaced by zero", DIAG, ("nan-containment",),
+                 api=altered(torch.nan_to_num))  # fmt: skip

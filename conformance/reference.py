@@ -1,0 +1,161 @@
+"""Independent references: a plain loop, the papers' equations, dense linear algebra.
+
+Nothing here calls the solver. The loop calls only ``cell.step``; the equations are written out
+again, scalar by scalar, from the cited papers; the linear algebra forms every matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mpmath
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+DIGITS = 50
+
+
+def loop(
+    cell: nn.Module, x: Tensor, h0: Tensor | None = None, resets: Tensor | None = None
+) -> Tensor:
+    """All states ``(B, T, *state_shape)``, step by step; where ``resets``, from the zero state."""
+    h = start(cell, x) if h0 is None else h0
+    states = []
+    for t in range(x.shape[1]):
+        if resets is not None:
+            mask = resets[:, t].reshape(-1, *[1] * (h.ndim - 1))
+            h = torch.where(mask, torch.zeros_like(h), h)
+        h = cell.step(h, x[:, t])
+        states.append(h)
+    return torch.stack(states, 1) if states else start(cell, x)[:, None][:, :0]
+
+
+def start(cell: nn.Module, x: Tensor) -> Tensor:
+    """The zero state of a batch like ``x``'s, carried in at least float32."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.zeros(x.shape[0], *cell.state_shape, dtype=dtype, device=x.device)
+
+
+def shifted(states: Tensor, h0: Tensor) -> Tensor:
+    """``h_{t-1}`` for every t."""
+    return torch.cat([h0[:, None].to(states.dtype), states[:, :-1]], 1)
+
+
+def stepwise(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
+    """``f(h_{t-1}, x_t)`` for all t at once."""
+    flat = cell.step(previous.flatten(0, 1), x.flatten(0, 1))
+    return flat.reshape(previous.shape)
+
+
+def jacobians(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
+    """Dense ``∂vec(h_t)/∂vec(h_{t-1})``, shape ``(B, T, n, n)``, by autograd of the step."""
+    h = previous.detach().clone().requires_grad_()
+    out = stepwise(cell, h, x.detach()).flatten(2)
+    rows = [
+        torch.autograd.grad(out[..., i].sum(), h, retain_graph=True)[0].flatten(2)
+        for i in range(out.shape[-1])
+    ]
+    return torch.stack(rows, -2)
+
+
+def block_bidiagonal(jacobian: Tensor) -> Tensor:
+    """The dense matrix ``DF`` of the residual: identity blocks, ``−J_t`` below the diagonal.
+
+    ``jacobian`` is ``(B, T, n, n)``; its first block belongs to ``h0`` and is not in the matrix.
+    """
+    batch, length, n, _ = jacobian.shape
+    dense = torch.eye(length * n, dtype=jacobian.dtype, device=jacobian.device)
+    dense = dense.repeat(batch, 1, 1)
+    for t in range(1, length):
+        dense[:, t * n : (t + 1) * n, (t - 1) * n : t * n] = -jacobian[:, t]
+    return dense
+
+
+def amplification(cell: nn.Module, states: Tensor, h0: Tensor, x: Tensor) -> float:
+    """``κ = ‖DF⁻¹‖_∞``: by how much an error of size 1 in every step can grow along the way."""
+    blocks = jacobians(cell, shifted(states, h0), x)
+    batch, length, n, _ = blocks.shape
+    row, largest = blocks.new_zeros(batch, n, 0), 1.0
+    for t in range(length):  # row t of DF⁻¹: the products J_t … J_{s+1} for s ≤ t
+        identity = torch.eye(n, dtype=blocks.dtype, device=blocks.device).expand(batch, n, n)
+        row = torch.cat([blocks[:, t] @ row, identity], -1)
+        largest = max(largest, float(row.abs().sum(-1).max()))
+    return largest
+
+
+# -- the papers' equations, written out ------------------------------------------------------------
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + mpmath.exp(-x))
+
+
+def _dot(row: Sequence, column: Sequence) -> Any:
+    return mpmath.fsum(a * b for a, b in zip(row, column, strict=True))
+
+
+def _affine(weight: list, bias: list, x: list) -> list:
+    return [_dot(row, x) + b for row, b in zip(weight, bias, strict=True)]
+
+
+def _gru(h: list, u: list, apply: Callable[[int, list], list]) -> list:
+    """Danieli et al., arXiv:2510.21450, eq. 3.1a; the drives come in the order z, r, n."""
+    d = len(h)
+    z = [_sigmoid(a + b) for a, b in zip(apply(0, h), u[:d], strict=True)]
+    r = [_sigmoid(a + b) for a, b in zip(apply(1, h), u[d : 2 * d], strict=True)]
+    gated = [a * b for a, b in zip(r, h, strict=True)]
+    n = [mpmath.tanh(a + b) for a, b in zip(apply(2, gated), u[2 * d :], strict=True)]
+    return [(1 - z[i]) * h[i] + z[i] * n[i] for i in range(d)]
+
+
+def gru_diag(h: list, u: list, maps: list) -> list:
+    return _gru(h, u, lambda which, v: [a * b for a, b in zip(maps[which], v, strict=True)])
+
+
+def gru_head(h: list, u: list, maps: list) -> list:
+    def apply(which: int, v: list) -> list:
+        width = len(maps[which][0])
+        heads = [v[i : i + width] for i in range(0, len(v), width)]
+        return [_dot(row, x) for a, x in zip(maps[which], heads, strict=True) for row in a]
+
+    return _gru(h, u, apply)
+
+
+def m2rnn(h: list, u: list, maps: list) -> list:
+    """Mishra et al., arXiv:2603.14360, eq. 19 and 20; the drives come in the order k, v, f."""
+    (w,) = maps
+    rows, columns = len(h), len(w)
+    k, v, f = u[:rows], u[rows : rows + columns], _sigmoid(u[-1])
+    out = []
+    for i in range(rows):
+        inner = [_dot(h[i], [w[m][j] for m in range(columns)]) for j in range(columns)]
+        z = [mpmath.tanh(inner[j] + k[i] * v[j]) for j in range(columns)]
+        out.append([f * h[i][j] + (1 - f) * z[j] for j in range(columns)])
+    return out
+
+
+EQUATIONS: dict[str, Callable[[list, list, list], list]] = {
+    "ParaGRU[diag]": gru_diag,
+    "ParaGRU[head]": gru_head,
+    "ParaM2RNN": m2rnn,
+}
+
+
+def exact(values: Any) -> Any:
+    """Nested lists of mpmath numbers; the conversion from float is exact."""
+    if isinstance(values, Tensor):
+        values = values.detach().double().cpu().tolist()
+    if isinstance(values, list):
+        return [exact(v) for v in values]
+    return mpmath.mpf(values)
+
+
+def written_out(name: str, cell: nn.Module, h: Tensor, x: Tensor) -> np.ndarray:
+    """The paper's step of one sample with the cell's weights, in :data:`DIGITS` digits."""
+    equation = EQUATIONS[name]
+    with mpmath.workdps(DIGITS):
+        weight, bias = exact(cell.in_proj.weight), exact(cell.in_proj.bias)
+        maps = [exact(p) for p in cell.recurrent_params()]
+        return np.array(equation(exact(h), _affine(weight, bias, exact(x)), maps), dtype=object)
