@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,23 @@ def test_trains_in_parallel(elman):
         torch.testing.assert_close(mine, loop, rtol=1e-4, atol=1e-6)
     assert solve(rnn.cells[0], x).method == "shooting"
     assert verify_agreement(rnn, x).passed
+
+
+def test_conformance_runs_on_it():
+    """A part of what the guide shows; the whole takes half a minute."""
+    if not (ROOT / "conformance" / "test_contract.py").exists():
+        pytest.skip("there is no conformance suite here")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "conformance",
+        "-q",
+        "--cell",
+        "examples.elman:factory",
+    ]
+    few = "c1_ or c2_ or c3_ or c4_ or c6_"
+    done = subprocess.run([*command, "-k", few], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "examples.elman:factory" in done.stdout
+    assert "1 cells: 5 passed, 0 failed, 0 skipped" in done.stdout
