@@ -64,3 +64,8 @@ def same_device(name: str, value: Tensor, device: torch.device) -> Tensor:
             f"move one of them with .to(...)."
         )
     return value
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Context in which autocast is off: recurrences run in the dtype of their state."""
+    return torch.autocast(device.type, enabled=False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
+from ..solvers.dynamics import SpecDynamics
 from ..spec import Spec
 from .facts import Facts
 
@@ -78,8 +78,14 @@ class Cell(nn.Module):
             raise TypeError(f"dtype: got {dtype}, expected a floating-point dtype.")
         self.d_in = self.input_size = checks.either("d_in", d_in, "input_size", input_size)
         self.sizes = dict(sizes or {})
+        width = d_h if d_h is not None else hidden_size
         if len(self.spec.axes) == 1 and self.spec.axes[0] not in self.sizes:
             self.sizes[self.spec.axes[0]] = checks.either("d_h", d_h, "hidden_size", hidden_size)
+        elif width is not None:
+            raise TypeError(
+                f"d_h: got {width}, but the sizes of the state are given by {self.sizes}; leave "
+                "d_h out."
+            )
         for axis in self.spec.axes:
             checks.positive(axis, self.sizes.get(axis))
         self._check_heads()
@@ -191,7 +197,7 @@ class Cell(nn.Module):
         """Views of packed drives ``(..., C)``, one a drive, each of shape ``(..., *axes)``."""
         shapes = self.spec.drive_shapes(self.sizes)
         parts = u.split([math.prod(s) for s in shapes], dim=-1)
-        return tuple(p.reshape(*u.shape[:-1], *s) for p, s in zip(parts, shapes, strict=True))
+        return tuple(p.reshape((*u.shape[:-1], *s)) for p, s in zip(parts, shapes, strict=True))
 
     def step(self, h: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None) -> Tensor:
         """One step of the recurrence, from the hand-written equation.
@@ -237,7 +243,8 @@ class Cell(nn.Module):
                 "equal ones; nothing is broadcast, expand explicitly."
             )
         params = tuple(p.to(self.state_dtype) for p in self.recurrent_params())
-        return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
+        with checks.full_precision(h.device):
+            return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
 
     def advance(self, h: Tensor, u: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """:meth:`step` without its checks: state and parameters already in the state's dtype."""
@@ -245,27 +252,18 @@ class Cell(nn.Module):
         drives = self.split(u.to(h.dtype))
         if self.recurrence is not None:
             out = self.recurrence(*slots, *drives, *params)
+            following = (out,) if isinstance(out, Tensor) else tuple(out)
         else:
-            out = _derived_step(self.spec)(*slots, *self._aligned(drives), *params)
-        if isinstance(out, Tensor):
-            return out
-        return out[0] if self.state_slots == 1 else torch.stack(out, -len(self.spec.axes) - 1)
-
-    def _aligned(self, drives: tuple[Tensor, ...]) -> list[Tensor]:
-        from ..solvers.torch_backend import align
-
-        return [
-            align(u, d.axes, self.spec.axes)
-            for u, d in zip(drives, self.spec.drive_list, strict=True)
-        ]
+            derived = SpecDynamics(self.spec, self.sizes, params, h.dtype)
+            return derived.step(h, u)
+        if len(following) != len(slots) or any(f.shape != slots[0].shape for f in following):
+            raise ValueError(
+                f"{type(self).__name__}.recurrence: got next slots of shapes "
+                f"{[tuple(f.shape) for f in following]}, expected {len(slots)} of shape "
+                f"{tuple(slots[0].shape)}; nothing is broadcast."
+            )
+        return following[0] if len(slots) == 1 else torch.stack(following, -len(self.spec.axes) - 1)
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
         """Same as :meth:`step`."""
         return self.step(h, x)
-
-
-@lru_cache(maxsize=256)
-def _derived_step(spec: Spec) -> Callable[..., tuple[Tensor, ...]]:
-    from ..solvers.torch_backend import compiled
-
-    return compiled(spec, "step")

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 
-class _Project(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weight: Tensor, bound: float) -> Tensor:
-        return weight.clamp(-bound, bound)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        weight, ctx.bound = inputs
-        ctx.save_for_backward(weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (weight,) = ctx.saved_tensors
-        # A descent step moves against the gradient: out of the box where sign(w) and grad differ.
-        outward = (weight.abs() >= ctx.bound) & (weight * grad < 0)
-        return grad.masked_fill(outward, 0.0), None
-
-
 def project_entries(weight: Tensor, bound: float | None) -> Tensor:
-    """Entries clipped to ``[-bound, bound]``, with the gradient of projected descent.
+    """Entries clipped to ``[-bound, bound]``; the gradient passes straight through.
 
-    The value is ``clamp(weight)``. The gradient passes everywhere inside the box; on or outside
-    its faces it passes only if a descent step would move the entry inwards. So an entry never
-    drifts further out, and never gets stuck outside, which the plain derivative of ``clamp`` (zero
-    outside) would cause. Inside the box this is the ordinary gradient.
+    The value is ``clamp(weight)``. Its gradient is that of the identity, also outside the box, so
+    an entry that was pushed out can come back (the derivative of ``clamp`` is zero there, and
+    would leave it stuck). This is what projecting the weights after every optimizer step computes.
     """
-    return weight if bound is None else _Project.apply(weight, bound)
+    if bound is None:
+        return weight
+    return weight.clamp(-bound, bound).detach() + (weight - weight.detach())
 
 
 def limit_spectral_norm(weight: Tensor, bound: float | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -80,7 +81,7 @@ class ParaGRU(Cell):
         if max_recurrent_norm == "default":
             max_recurrent_norm = DEFAULT_MAX_NORM[mix]
         if max_recurrent_norm is not None and not (
-            isinstance(max_recurrent_norm, int | float) and max_recurrent_norm > 0
+            isinstance(max_recurrent_norm, int | float) and 0 < max_recurrent_norm < math.inf
         ):
             raise ValueError(
                 f"max_recurrent_norm: got {max_recurrent_norm!r}, expected a positive number, "
@@ -93,6 +94,18 @@ class ParaGRU(Cell):
     def recurrent_params(self) -> tuple[Tensor, ...]:
         bounded = project_entries if self.mix == "diag" else limit_spectral_norm
         return tuple(bounded(a, self.max_recurrent_norm) for a in (self.A_z, self.A_r, self.A_n))
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Replace the recurrent weights by their bounded values, in place.
+
+        Called after every optimizer step this is the paper's clip: weights then never leave their
+        bound. Without it they may, while the effective ones (:meth:`recurrent_params`) do not.
+        """
+        for weight, bounded in zip(
+            (self.A_z, self.A_r, self.A_n), self.recurrent_params(), strict=True
+        ):
+            weight.copy_(bounded)
 
     def recurrence(
         self,
@@ -189,11 +202,11 @@ class ParaGRU(Cell):
                 "structure",
             ),
             Deviation(
-                "The bound of App. C.1 is a projection inside the forward pass, with the gradient "
-                "of projected descent",
+                "The bound of App. C.1 is a projection inside the forward pass, through which the "
+                "gradient passes straight",
                 "the paper clips weights during training and does not give the mechanism",
-                "the effective weight is the clipped one at every moment; entries outside get no "
-                "outward gradient",
+                "the effective weight is the clipped one at every moment; with project_() after "
+                "every optimizer step the stored one is, too",
                 "constraint",
             ),
             Deviation(

@@ -97,16 +97,19 @@ class ParaM2RNN(Cell):
             Source(
                 key="mishra2026m2rnn",
                 authors="Mishra, Tan, Stoica, Gonzalez, Dao",
-                title="M²RNN",
+                title="M²RNN: Non-Linear RNNs with Matrix-Valued States for Scalable Language "
+                "Modeling",
                 venue="arXiv",
                 year=2026,
                 arxiv="2603.14360",
                 equations="eq. 19 and 20 (matrix-state recurrence)",
                 bibtex="""@article{mishra2026m2rnn,
-  title   = {{M$^2$RNN}},
+  title   = {{M$^2$RNN}: Non-Linear {RNNs} with Matrix-Valued States for Scalable Language Modeling},
   author  = {Mishra, Mayank and Tan, Shawn and Stoica, Ion and Gonzalez, Joseph and Dao, Tri},
   journal = {arXiv preprint arXiv:2603.14360},
-  year    = {2026}
+  year    = {2026},
+  eprint  = {2603.14360},
+  archivePrefix = {arXiv}
 }""",
             ),
         ),

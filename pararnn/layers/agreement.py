@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from ..solvers import NewtonConfig, solve
 from ..solvers.certificate import certify
 from ..solvers.sequential import sequential_states
-from ..solvers.task import Task, has_spec, prepare
+from ..solvers.task import Task, prepare
 from .para_rnn import ParaRNN, output_of
 
 BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -124,57 +122,47 @@ def verify_agreement(
     ------
     TypeError
         If the module is no cell and contains no ParaRNN.
+    ValueError
+        If no ParaRNN inside the module ran on ``x``.
     """
     with torch.no_grad():
-        layers = tuple(
-            _compare(name, cell, u, state, solver, settings)
-            for name, cell, u, state, solver, settings in _layers(module, x, config, h0)
-        )
+        calls = _calls(module, x, config, h0)
+        layers = tuple(_compare(call) for call in calls)
     return AgreementReport(all(a.passed for a in layers), layers)
 
 
-def _layers(
+@dataclass
+class _Call:
+    """One cell and the sequence that it is checked on."""
+
+    name: str
+    cell: nn.Module
+    x: Tensor
+    h0: Tensor | None
+    resets: Tensor | None
+    solver: str
+    config: NewtonConfig | None
+
+
+def _calls(
     module: nn.Module, x: Tensor, config: NewtonConfig | None, h0: Tensor | None
-) -> Iterator[tuple]:
+) -> list[_Call]:
     if hasattr(module, "step") and hasattr(module, "state_shape"):
-        yield "cell", module, x, h0, "auto", config
-        return
+        return [_Call("cell", module, x, h0, None, "auto", config)]
     found = [(name, m) for name, m in module.named_modules() if isinstance(m, ParaRNN)]
     if not found:
         raise TypeError(
             f"module: got {type(module).__name__}, expected a cell, a ParaRNN, or a model that "
             "contains ParaRNN layers."
         )
-    calls: list[tuple[str, nn.Module, Tensor, Tensor | None, str, NewtonConfig | None]] = []
-
-    def hook(prefix: str, rnn: ParaRNN, args: tuple, kwargs: dict) -> None:
-        start = args[1] if len(args) > 1 else kwargs.get("h0")
-        inner = args[0] if args else kwargs["x"]
-        if not isinstance(inner, Tensor):
-            raise TypeError("x: verify_agreement takes padded tensors, got a PackedSequence.")
-        if inner.ndim == 2:
-            inner, start = inner.unsqueeze(0), None if start is None else start.unsqueeze(1)
-        elif not rnn.batch_first:
-            inner = inner.transpose(0, 1)
-        for i, cell in enumerate(rnn.cells):
-            state = None if start is None else start[i]
-            settings = config or rnn.config
-            calls.append((f"{prefix}cells[{i}]", cell, inner, state, rnn.solver, settings))
-            inner = output_of(
-                cell, solve(cell, inner, settings, method=rnn.solver, h0=state).states
-            )
-
-    handles = []
-    training = module.training
+    calls: list[_Call] = []
+    modes = [(m, m.training) for m in module.modules()]
+    handles = [
+        rnn.register_forward_pre_hook(_recorder(calls, name, config), with_kwargs=True)
+        for name, rnn in found
+    ]
     module.eval()
     try:
-        for name, rnn in found:
-            prefix = f"{name}." if name else ""
-            handles.append(
-                rnn.register_forward_pre_hook(
-                    lambda m, args, kwargs, p=prefix: hook(p, m, args, kwargs), with_kwargs=True
-                )
-            )
         if isinstance(module, ParaRNN):
             module(x, h0)
         else:
@@ -182,28 +170,57 @@ def _layers(
     finally:
         for handle in handles:
             handle.remove()
-        module.train(training)
-    yield from calls
+        for m, training in modes:
+            m.training = training
+    if not calls:
+        raise ValueError(
+            f"module: none of the ParaRNN layers of {type(module).__name__} ran on this input, so "
+            "there is nothing to compare."
+        )
+    return calls
 
 
-def _compare(
-    name: str,
-    cell: nn.Module,
-    x: Tensor,
-    h0: Tensor | None,
-    solver: str,
-    config: NewtonConfig | None,
-) -> LayerAgreement:
-    task = prepare(cell, x, h0, None)
-    solution = solve(cell, x, config, method=solver, h0=h0)
+def _recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any:
+    """A hook that notes what every cell of a ParaRNN is run on."""
+    prefix = f"{name}." if name else ""
+
+    def hook(rnn: ParaRNN, args: tuple, kwargs: dict) -> None:
+        given = dict(zip(("x", "h0"), args, strict=False)) | kwargs
+        inner, start, resets = given["x"], given.get("h0"), given.get("resets")
+        if not isinstance(inner, Tensor):
+            raise TypeError("x: verify_agreement takes padded tensors, got a PackedSequence.")
+        if inner.ndim == 2:
+            inner, start, resets = (
+                None if t is None else t.unsqueeze(d)
+                for t, d in ((inner, 0), (start, 1), (resets, 0))
+            )
+        elif not rnn.batch_first:
+            inner = inner.transpose(0, 1)
+            resets = None if resets is None else resets.transpose(0, 1)
+        settings = config or rnn.config
+        for i, cell in enumerate(rnn.cells):
+            state = None if start is None else start[i]
+            calls.append(
+                _Call(f"{prefix}cells[{i}]", cell, inner, state, resets, rnn.solver, settings)
+            )
+            states = solve(cell, inner, settings, method=rnn.solver, h0=state, resets=resets).states
+            inner = output_of(cell, states)
+
+    return hook
+
+
+def _compare(call: _Call) -> LayerAgreement:
+    cell = call.cell
+    task = prepare(cell, call.x, call.h0, call.resets)
+    solution = solve(cell, call.x, call.config, method=call.solver, h0=call.h0, resets=call.resets)
     reference = sequential_states(task)
-    exact = sequential_states(_in_float64(task))
+    exact = sequential_states(task.in_float64())
     proof = certify(task, solution.states)
     error = _difference(solution.states, reference.to(solution.states.dtype))
     tolerance = _tolerance(task, proof.amplification)
     passed = solution.converged and error <= tolerance
     return LayerAgreement(
-        layer=name,
+        layer=call.name,
         cell=type(cell).__name__,
         jac_structure=str(getattr(cell, "jac_structure", "unknown")),
         dtype=str(task.u.dtype).removeprefix("torch."),
@@ -236,12 +253,6 @@ def _reason(converged: bool, passed: bool, error: float, tolerance: float, proof
             f"{proof.amplification:.1e} along this sequence"
         )
     return proof.reason or "within its limit, and proven"
-
-
-def _in_float64(task: Task) -> Task:
-    params = tuple(p.double() for p in task.params)
-    cell = task.cell if has_spec(task.cell) else copy.deepcopy(task.cell).double()
-    return Task(cell, task.u.double(), task.h0.double(), task.resets, params)
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

@@ -132,6 +132,10 @@ class ParaRNN(nn.Module):
             state's dtype (at least float32), to continue from.
         """
         if isinstance(x, PackedSequence):
+            if resets is not None:
+                raise ValueError(
+                    "resets: a PackedSequence takes none; give a padded tensor instead."
+                )
             return self._forward_packed(x, h0)
         if not isinstance(x, Tensor) or x.ndim not in (2, 3):
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -173,7 +177,10 @@ class ParaRNN(nn.Module):
         rows = torch.arange(len(lengths))
         # States of padding come after those of the sequence and do not influence them.
         finals = [s.states[rows, lengths - 1].to(s.final_state.dtype) for s in solutions]
-        packed = pack_padded_sequence(output, lengths, batch_first=True, enforce_sorted=False)
+        if x.sorted_indices is not None:
+            output, lengths = output[x.sorted_indices], lengths[x.sorted_indices.cpu()]
+        data = pack_padded_sequence(output, lengths, batch_first=True).data
+        packed = PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
         return packed, self._stacked(finals)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -175,7 +175,7 @@ def solve(
                 f"{chunks} chunk{'s' if chunks != 1 else ''} of {length}"
             )
         states, outcome = _parallel(task, config, length, warmup)
-    final = states[:, -1] if total else task.h0
+    final = states[:, -1].clone() if total else task.h0
     chunks = -(-total // length) if total else 0
     solution = Solution(
         states=states.to(task.u.dtype),

@@ -60,14 +60,15 @@ def certify(task: Task, states: Tensor) -> Certificate:
 
 
 def _certify(task: Task, states: Tensor) -> Certificate:
-    dynamics = task.make(tuple(p.detach().double() for p in task.params))
+    task = task.in_float64()
+    dynamics = task.make(task.params)
     if not isinstance(dynamics, SpecDynamics):
         return _none("the cell has no Spec, so its second derivative has no bound")
     if any(b is None for b in dynamics.bounds):
         return _none("a state slot declares no bounds, so its second derivative has no bound")
     if states.numel() == 0:
         return Certificate(0.0, 0.0, 1.0, 0.0, 0.0, "")
-    u, states, h0 = task.u.detach().double(), states.double(), task.h0.double()
+    u, states, h0 = task.u, states.double(), task.h0
     problem = Problem(task.make, lambda *_: states, task.resets)
     before = problem.previous(states, h0)
     residual = dynamics.step(before, u) - states
@@ -82,11 +83,9 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     )
     rounding = ROUNDING * torch.finfo(torch.float64).eps * max(1.0, float(states.abs().max()))
     y = float(correction.abs().max()) + kappa * rounding
-    smallest = min(abs(end) for b in dynamics.bounds if b is not None for end in b)
     reach = float(states.abs().max().maximum(h0.abs().max())) + 2 * y
     params = [p.detach().cpu().numpy() for p in dynamics.raw_params]
-    radius = max(1.0, reach / smallest)
-    m = float(derivative_bounds(dynamics.spec, params, dynamics.sizes, radius)[1].max())
+    m = float(derivative_bounds(dynamics.spec, params, dynamics.sizes, reach)[1].max())
     product = 2 * y * kappa * m
     if not product < 1:
         return Certificate(

@@ -17,7 +17,6 @@ import sympy
 import torch
 from torch import Tensor
 
-from .._checks import state_dtype
 from ..scan import Algebra, Block, Dense, Diagonal, Right
 from ..spec import Spec
 from ..spec.factorize import operand_symbol
@@ -29,9 +28,11 @@ Coefficients = tuple[Tensor, ...]
 class SpecDynamics:
     """The recurrence of a cell with a Spec, from its generated programs."""
 
-    def __init__(self, spec: Spec, sizes: dict[str, int], params: Sequence[Tensor]):
+    def __init__(
+        self, spec: Spec, sizes: dict[str, int], params: Sequence[Tensor], dtype: torch.dtype
+    ):
         self.spec, self.sizes = spec, sizes
-        self.dtype = state_dtype(params[0].dtype) if params else torch.float32
+        self.dtype = dtype
         self.raw_params = tuple(params)
         weights = [p.to(self.dtype) for p in params]
         n_maps = len(spec.map_list)
@@ -56,8 +57,12 @@ class SpecDynamics:
     def _slots(self, h: Tensor) -> tuple[Tensor, ...]:
         return h.unbind(self.slot_dim) if self.several else (h,)
 
-    def _join(self, slots: Sequence[Tensor]) -> Tensor:
-        return torch.stack(tuple(slots), self.slot_dim) if self.several else slots[0]
+    def _join(self, slots: Sequence[Tensor], like: Tensor) -> Tensor:
+        """Slots as one state, expanded to the shape of ``like`` if they do not vary along it."""
+        if self.several:
+            shape = like.select(self.slot_dim, 0).shape
+            return torch.stack([s.expand(shape) for s in slots], self.slot_dim)
+        return slots[0] if slots[0].shape == like.shape else slots[0].expand_as(like)
 
     def _drives(self, u: Tensor) -> list[Tensor]:
         u = u if u.dtype == self.dtype else u.to(self.dtype)
@@ -75,17 +80,17 @@ class SpecDynamics:
     def step(self, h: Tensor, u: Tensor) -> Tensor:
         """Next state, ``(..., *state_shape)``."""
         program = compiled(self.spec, "step")
-        return self._join(program(*self._slots(h), *self._drives(u), *self.params))
+        return self._join(program(*self._slots(h), *self._drives(u), *self.params), h)
 
     def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """Next state and the transition operator of ``kind`` at ``h``."""
         if not self.spec.channelwise:
-            return self.step(h, u), self.operator(self.coefficients(h, u), kind)
+            return self.step(h, u), self.operator(self.coefficients(h, u), kind, h)
         program = compiled(self.spec, "step_jacobian")
         out = program(*self._slots(h), *self._drives(u), *self.params)
         n = len(self.spec.slots)
-        following = self._join(out[:n])
-        return following, self._channel_operator(out[n:], h.shape[: h.ndim - len(self.state_shape)])
+        following = self._join(out[:n], h)
+        return following, self._channel_operator(out[n:], h)
 
     # -- linearization -------------------------------------------------------------------------
 
@@ -100,18 +105,18 @@ class SpecDynamics:
     def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``J v``."""
         program = compiled(self.spec, "tangent")
-        return self._join(program(*self._slots(v), *coefficients, *self.params))
+        return self._join(program(*self._slots(v), *coefficients, *self.params), v)
 
     def transpose(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``Jᵀ v``."""
         program = compiled(self.spec, "transpose")
-        return self._join(program(*self._slots(v), *coefficients, *self.params))
+        return self._join(program(*self._slots(v), *coefficients, *self.params), v)
 
     def majorant(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``|J| v`` or more, for ``v ≥ 0``: absolute coefficients and weights."""
         program = compiled(self.spec, "majorant")
         absolute = [c.abs() for c in coefficients]
-        return self._join(program(*self._slots(v), *absolute, *self.params))
+        return self._join(program(*self._slots(v), *absolute, *self.params), v)
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -120,25 +125,27 @@ class SpecDynamics:
         structures = {st.map.structure for st in self.spec.factorization.carrying}
         if kind in ("none", "factorized"):
             return None
-        if structures <= {"diagonal"} or (kind == "quasi" and "right" not in structures):
-            return Block() if self.several else Diagonal()
         if "right" in structures:
-            return Right(by_row=kind == "exact")
+            return None if self.several else Right(by_row=kind == "exact")
+        if structures <= {"diagonal"} or kind == "quasi":
+            return Block() if self.several else Diagonal()
         heads = self.sizes["heads"] if structures <= {"head", "diagonal"} else 1
         return Dense(heads=heads, slots=len(self.spec.slots))
 
     @property
     def cheap_kind(self) -> str:
         """The operator that ``jacobian='auto'`` carries along a chunk."""
-        return "exact" if self.spec.channelwise else "quasi"
+        if self.spec.channelwise:
+            return "exact"
+        return "none" if self.algebra("quasi") is None else "quasi"
 
     @property
     def single_kind(self) -> str:
         """The exact operator of single steps: formed, or (for a matrix state) in factors only."""
         return "factorized" if self.spec.jac_structure == "m2rnn" else "exact"
 
-    def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
-        """Transition operators of ``kind``, from coefficients."""
+    def operator(self, coefficients: Coefficients, kind: str, like: Tensor) -> Tensor:
+        """Transition operators of ``kind``, from coefficients at states shaped as ``like``."""
         algebra = self.algebra(kind)
         if algebra is None:
             raise ValueError(f"operators of kind {kind!r} are not formed.")
@@ -149,15 +156,18 @@ class SpecDynamics:
                 for m, w in zip(self.spec.map_list, self.params, strict=False)
             ]
             entries = program(*coefficients, *params, *self.params[len(params) :])
-            lead = torch.broadcast_shapes(*(c.shape for c in coefficients))[: -len(self.spec.axes)]
-            return self._channel_operator(entries, lead)
-        return self._matrix_operator(coefficients, cast(Dense | Right, algebra))
+            return self._channel_operator(entries, like)
+        op = self._matrix_operator(coefficients, cast(Dense | Right, algebra), like)
+        tail = 3 if isinstance(algebra, Dense) or algebra.by_row else 2  # type: ignore[attr-defined]
+        lead = like.shape[: like.ndim - len(self.state_shape)]
+        return op.expand(*lead, *op.shape[-tail:])
 
-    def _channel_operator(self, entries: Sequence[Tensor | int], lead: torch.Size) -> Tensor:
+    def _channel_operator(self, entries: Sequence[Tensor | int], like: Tensor) -> Tensor:
         """Stack S×S Jacobian entries, which may be numbers or smaller than a slot."""
+        lead = like.shape[: like.ndim - len(self.state_shape)]
         shape = (*lead, *self.state_shape[-len(self.spec.axes) :])
         full = [
-            (e if isinstance(e, Tensor) else self.params[0].new_tensor(float(e))).expand(shape)
+            (e if isinstance(e, Tensor) else like.new_tensor(float(e))).expand(shape)
             for e in entries
         ]
         if not self.several:
@@ -165,62 +175,63 @@ class SpecDynamics:
         n = len(self.spec.slots)
         return torch.stack(full, self.slot_dim).unflatten(self.slot_dim, (n, n))
 
-    def _matrix_operator(self, coefficients: Coefficients, algebra: Dense | Right) -> Tensor:
+    def _matrix_operator(
+        self, coefficients: Coefficients, algebra: Dense | Right, like: Tensor
+    ) -> Tensor:
         """Push the identity through the signal-flow graph: one matrix a head, or for a right
         multiplication one ``V×V`` matrix a row, or one for the average of the rows."""
         fz = self.spec.factorization
         heads = algebra.heads if isinstance(algebra, Dense) else 0  # 0: right multiplication
         by_row = isinstance(algebra, Right) and algebra.by_row
-        right = not heads
         n_slots = len(fz.slots)
         width = self.state_shape[-1] // max(heads, 1)
-        eye = torch.eye(n_slots * width, dtype=self.dtype, device=self.params[0].device)
+        eye = torch.eye(n_slots * width, dtype=self.dtype, device=like.device)
         named = dict(zip(fz.varying_edges, coefficients, strict=True))
 
-        def scale(edge: tuple, op: Tensor) -> Tensor:
-            c = named.get(edge)
-            if c is None:
-                return op * float(fz.edges[edge[0]][edge[1]])
-            if right:  # Δ ↦ (Δ·op) ⊙ c scales the columns of op
+        def times(op: Tensor, c: Tensor) -> Tensor:
+            """``c`` after ``op``: it scales rows, or for a right multiplication columns."""
+            if not heads:
                 return op * (c.unsqueeze(-2) if by_row else c.mean(-2, keepdim=True))
             c = c.expand(*c.shape[:-1], self.state_shape[-1])
             return op * c.unflatten(-1, (heads, width)).unsqueeze(-1)
 
-        if right:
-            ops = dict.fromkeys(fz.slots, eye)
+        if heads:
+            rows = [eye[i * width : (i + 1) * width] for i in range(n_slots)]
+            ops = {s: r.expand(heads, -1, -1) for s, r in zip(fz.slots, rows, strict=True)}
         else:
-            ops = {
-                s: eye[i * width : (i + 1) * width].expand(heads, width, -1)
-                for i, s in enumerate(fz.slots)
-            }
+            ops = {fz.slots[0]: eye}
         weights = dict(zip((m.name for m in self.spec.map_list), self.params, strict=False))
 
         def combine(target: sympy.Symbol) -> Tensor:
-            terms = [scale((t, s), ops[s]) for t, s in fz.state_edges if t == target and s in ops]
-            total = terms[0]
-            for term in terms[1:]:
-                total = total + term
+            total = torch.zeros_like(ops[fz.slots[0]])
+            for t, source in fz.state_edges:
+                if t == target and source in ops:
+                    c = named.get((t, source))
+                    op = ops[source]
+                    fixed = fz.edges[t][source]
+                    total = total + (op * float(fixed) if c is None else times(op, c))
             return total
 
         for stage in fz.carrying:
-            inner = combine(operand_symbol(stage))
-            weight = weights[stage.map.name]
-            if right:
+            inner, weight = combine(operand_symbol(stage)), weights[stage.map.name]
+            if stage.map.structure == "diagonal":
+                ops[stage.symbol] = times(inner, weight)
+            elif stage.map.structure == "right":
                 ops[stage.symbol] = inner @ weight
-            elif stage.map.structure == "diagonal":
-                ops[stage.symbol] = inner * weight.unflatten(-1, (heads, width)).unsqueeze(-1)
             else:
+                if weight.ndim == 3 and weight.shape[0] != heads:
+                    weight = torch.block_diag(*weight)
                 ops[stage.symbol] = (weight if weight.ndim == 3 else weight.unsqueeze(0)) @ inner
-        rows = [combine(out) for out in fz.outputs]
-        return rows[0] if len(rows) == 1 else torch.cat(torch.broadcast_tensors(*rows), -2)
+        updates = [combine(out) for out in fz.outputs]
+        return updates[0] if n_slots == 1 else torch.cat(torch.broadcast_tensors(*updates), -2)
 
     def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
         """Transition operators of ``kind`` at states ``h``."""
         if not self.spec.channelwise:
-            return self.operator(self.coefficients(h, u), kind)
+            return self.operator(self.coefficients(h, u), kind, h)
         program = compiled(self.spec, "jacobian")
         entries = program(*self._slots(h), *self._drives(u), *self.params)
-        return self._channel_operator(entries, h.shape[: h.ndim - len(self.state_shape)])
+        return self._channel_operator(entries, h)
 
     # -- gradients -----------------------------------------------------------------------------
 

@@ -126,8 +126,8 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
     converged = residual <= plan.tol
     if converged or not plan.fallback:
         return Outcome(iterations, passes, history, converged, False, ends, iterate)
+    history.append(float(relative[agreed].max()) if bool(agreed.any()) else 0.0)
     ends, share = _sequential_rest(walker, starts, ends, agreed, dims)
-    history.append(0.0)
     return Outcome(iterations, passes + share, history, True, True, ends, ends)
 
 

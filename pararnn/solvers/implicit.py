@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .._checks import full_precision
 from ..scan import Algebra, Block, Diagonal, affine_scan
 from .config import TOLERANCE
 from .cost import chunk_length
@@ -84,6 +85,8 @@ class Linearization:
         collected: list[Tensor] = []
         numbers = math.prod(dynamics.state_shape) * u.shape[0]
         total = u.shape[1] - first
+        if total == 0:
+            return cls(dynamics, None, (), None)
         for block in _blocks(total, numbers):
             time = slice(block.start + first, block.stop + first)
             h, drive = before(time), u[:, time]
@@ -155,13 +158,19 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, u: Tensor, h0: Tensor, *params: Tensor) -> Tensor:
-        states = problem.forward(problem.make(params), u, h0)
+        with full_precision(u.device):
+            states = problem.forward(problem.make(params), u, h0)
         ctx.problem = problem
         ctx.save_for_backward(u, h0, states, *params)
         return states
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        with full_precision(g.device):
+            return Solve._backward(ctx, g)
+
+    @staticmethod
+    def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         u, h0, states, *params = ctx.saved_tensors
         problem: Problem = ctx.problem
         dynamics = problem.make(tuple(params))
@@ -220,6 +229,11 @@ class AdjointSolve(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        with full_precision(v.device):
+            return AdjointSolve._backward(ctx, v)
+
+    @staticmethod
+    def _backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         before, u, cotangents, *params = ctx.saved_tensors
         problem: Problem = ctx.problem
         dynamics = problem.make(tuple(params))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .._checks import state_dtype
 from ..scan import Algebra, Flat
 from .dynamics import Coefficients
 
@@ -22,10 +21,16 @@ class ModuleDynamics:
     """The recurrence of any module with ``step(h, x)`` and ``state_shape``; Jacobians by
     ``torch.func``. Leading dimensions are flattened into the batch of ``step``."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str], params: Sequence[Tensor]):
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        params: Sequence[Tensor],
+        dtype: torch.dtype,
+    ):
         self.module, self.names = module, tuple(names)
         self.raw_params = self.params = tuple(params)
-        self.dtype = state_dtype(params[0].dtype) if params else torch.float32
+        self.dtype = dtype
         self.state_shape = tuple(cast(Any, module).state_shape)
         self.size = math.prod(self.state_shape)
         self.bounds: list[tuple[float, float] | None] = [None]
@@ -49,7 +54,7 @@ class ModuleDynamics:
         return self._call(h, u, self.params)
 
     def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        return self.step(h, u), self.operator((h, u), kind)
+        return self.step(h, u), self.operator((h, u), kind, h)
 
     def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:
         """The linearization point itself: products are taken by automatic differentiation."""
@@ -74,7 +79,7 @@ class ModuleDynamics:
     def single_kind(self) -> str:
         return "factorized"
 
-    def operator(self, coefficients: Coefficients, kind: str) -> Tensor:
+    def operator(self, coefficients: Coefficients, kind: str, like: Tensor) -> Tensor:
         """Dense Jacobians ``(..., n, n)``, one column a JVP."""
         h, u = coefficients
         columns = []
@@ -86,15 +91,17 @@ class ModuleDynamics:
         return torch.stack(columns, -1)
 
     def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
-        return self.operator((h, u), kind)
+        return self.operator((h, u), kind, h)
 
     def gradients(
         self, h: Tensor, u: Tensor, cotangent: Tensor, u_bar: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         create = torch.is_grad_enabled()
         with torch.enable_grad():
+            # Aliases are new nodes of the graph: the gradient stops at them and does not run on
+            # into how ``h`` came from the same inputs.
             inputs = [
-                t if create and t.requires_grad else t.detach().requires_grad_()
+                t.view_as(t) if create and t.requires_grad else t.detach().requires_grad_()
                 for t in (u, *self.params)
             ]
             out = self._call(h if create else h.detach(), inputs[0], inputs[1:])

@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .._checks import full_precision
 from .task import Task, has_spec, prepare
 
 
 def sequential_states(task: Task) -> Tensor:
     """Loop over the hand-written step, recorded by autograd. States in the state's dtype."""
+    with full_precision(task.u.device):
+        return _loop(task)
+
+
+def _loop(task: Task) -> Tensor:
     cell, h = task.cell, task.h0
     states = []
     steps = task.u.unbind(1)
@@ -24,7 +30,13 @@ def sequential_states(task: Task) -> Tensor:
         if masks is not None:
             mask = masks[t].reshape(-1, *(1,) * (h.ndim - 1))
             h = torch.where(mask, torch.zeros_like(h), h)
+        shape = h.shape
         h = advance(h, u)
+        if h.shape != shape:
+            raise ValueError(
+                f"{type(cell).__name__}: got a next state of shape {tuple(h.shape)}, expected "
+                f"{tuple(shape)}, the shape of the state before; nothing is broadcast."
+            )
         states.append(h)
     if not states:
         return h.new_zeros(h.shape[0], 0, *h.shape[1:])

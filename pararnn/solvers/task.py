@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -30,10 +31,18 @@ class Task:
     params: tuple[Tensor, ...]
 
     def make(self, params: tuple[Tensor, ...]) -> Dynamics:
+        """The recurrence with the given recurrent parameters."""
         if has_spec(self.cell):
-            return SpecDynamics(self.cell.spec, self.cell.sizes, params)
+            return SpecDynamics(self.cell.spec, self.cell.sizes, params, self.h0.dtype)
         names = [name for name, _ in self.cell.named_parameters()]
-        return ModuleDynamics(self.cell, names, params)
+        return ModuleDynamics(self.cell, names, params, self.h0.dtype)
+
+    def in_float64(self) -> Task:
+        """The same problem on the same drives in float64, without gradients."""
+        cell = self.cell if has_spec(self.cell) else copy.deepcopy(self.cell).double()
+        params = tuple(p.detach().double() for p in self.params)
+        u, h0 = self.u.detach().double(), self.h0.detach().double()
+        return Task(cell, u, h0, self.resets, params)
 
 
 def prepare(

@@ -167,7 +167,7 @@ class LinearWalker(_Walker):
         self, h: Tensor, time: slice, rows: slice, kind: str
     ) -> tuple[Tensor, Tensor]:
         local = tuple(c[:, time][:, rows] for c in self.coefficients)
-        op = self.dynamics.operator(local, kind)
+        op = self.dynamics.operator(local, kind, h)
         if self.partition.reverse:
             op = cast(Algebra, self.algebra(kind)).transpose(op)
         if self.resets is not None:

@@ -59,7 +59,7 @@ def _apply(structure: str, weight: np.ndarray, x: Interval) -> Interval:
 
 
 def derivative_bounds(
-    spec: Spec, params: Sequence[np.ndarray], sizes: Mapping[str, int], radius: float = 1.0
+    spec: Spec, params: Sequence[np.ndarray], sizes: Mapping[str, int], reach: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Upper bounds of ``‖J‖`` and ``‖D²f‖`` (maximum norm), one for every coordinate of ``h'``.
 
@@ -69,8 +69,8 @@ def derivative_bounds(
         Recurrent parameters, in the order maps, then elementwise parameters.
     sizes
         Size of every axis (and ``heads``).
-    radius
-        Scale of the slots' declared bounds: 2 means the box twice as wide.
+    reach
+        The box is widened, where needed, to hold every state of magnitude up to this.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def derivative_bounds(
                 f"{spec.name}: slot {slot.name!r} declares no bounds, so derivatives have no box "
                 "to be bounded on; give state(..., bounds=(low, high))."
             )
-        lo, hi = (radius * b for b in slot.bounds)
+        lo, hi = min(slot.bounds[0], -reach), max(slot.bounds[1], reach)
         values[slot.symbol] = Interval(np.full(shape, lo), np.full(shape, hi))
         first[slot.symbol], second[slot.symbol] = np.ones(shape), nothing
     for drive in spec.drive_list:

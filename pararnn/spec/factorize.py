@@ -30,7 +30,7 @@ Edges = Mapping[sympy.Symbol, sympy.Expr]
 
 def operand_symbol(stage: Linear) -> sympy.Symbol:
     """The node that stands for the input of a linear stage."""
-    return sympy.Symbol(f"{stage.symbol.name}_in", real=True)
+    return sympy.Symbol(f"_{stage.symbol.name}_in", real=True)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,9 @@ class LatexPrinter:
                 rf"\frac{{1}}{{{self._power(sympy.Pow(base, -exponent))[0] if exponent != -1 else self(base)}}}",
                 3,
             )
-        return rf"{self._wrap(base, 3)}^{{{self(exponent)}}}", 3
+        # On a matrix state, an exponent could be read as a matrix power.
+        mark = r"\odot " if len(self.spec.axes_of(base)) > 1 else ""
+        return rf"{self._wrap(base, 3)}^{{{mark}{self(exponent)}}}", 3
 
 
 def _signed(term: sympy.Expr) -> tuple[int, sympy.Expr]:
@@ -205,7 +207,9 @@ def jacobian_action(spec: Spec) -> list[str]:
             body = text if level >= 3 else f"({text})"
             glue = r" \odot " if spec.axes_of(coefficient) else r"\, "
             terms.append((printer._wrap(coefficient, 2) + glue + body, 2))
-        return terms[0] if len(terms) == 1 else (" + ".join(t for t, _ in terms), 1)
+        if len(terms) == 1:
+            return terms[0]
+        return " + ".join(t for t, _ in terms) or "0", 1
 
     for stage in fz.linear:
         if stage in fz.carrying:

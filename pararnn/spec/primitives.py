@@ -154,6 +154,14 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
 }
 
 
+RESERVED = frozenset(
+    [p.name for p in PRIMITIVES.values()]
+    + ["addcmul", "lerp", "ratio", "sqrt", "square", "zero"]
+    + [s + v for s in ("diagonal", "head", "dense", "right") for v in ("", "_t", "_abs")]
+)
+"""Names that printed programs call, so that no symbol of a Spec may have them."""
+
+
 def primitive_of(expr: sympy.Basic) -> Primitive | None:
     """The table row of ``expr``'s head function, or None if it is not a primitive call."""
     return PRIMITIVES.get(type(expr))

@@ -71,6 +71,9 @@ class ExpressionPrinter:
         """Text and binding strength: 1 sum, 2 product, 3 atom."""
         if isinstance(expr, sympy.Symbol):
             return expr.name, 3
+        if self.fused and expr.is_number and not isinstance(expr, sympy.Integer | sympy.Float):
+            value = float(expr)
+            return repr(value), 3 if value >= 0 else 1
         if isinstance(expr, sympy.Integer):
             return str(int(expr)), 3 if expr >= 0 else 1
         if isinstance(expr, sympy.Rational):
@@ -93,9 +96,9 @@ class ExpressionPrinter:
 
     def _call(self, name: str, argument: sympy.Expr) -> str:
         text, level = self._print(argument)
-        fresh = (
-            self.fused and not isinstance(argument, sympy.Symbol) and primitive_of(argument) is None
-        )
+        # Sums and products are fresh and not needed by autograd, so they may be overwritten.
+        fresh = self.fused and isinstance(argument, sympy.Add | sympy.Mul)
+        fresh = fresh and not argument.is_number
         if fresh and name in ("sigmoid", "tanh", "exp", "log", "sin", "cos"):
             return f"{text if level == 3 else f'({text})'}.{name}_()"
         return f"{name}({text})"
@@ -216,7 +219,7 @@ class _Writer:
     def expressions(self, exprs: Sequence[sympy.Expr]) -> list[str]:
         """Print several expressions after common-subexpression elimination."""
         exprs = [e.xreplace(getattr(self, "shorthand", {})) for e in exprs]
-        names = (sympy.Symbol(f"x{i}", real=True) for i in range(self.temporaries, 10**6))
+        names = (sympy.Symbol(f"_x{i}", real=True) for i in range(self.temporaries, 10**6))
         replacements, reduced = sympy.cse(exprs, symbols=names, order="canonical")
         self.temporaries += len(replacements)
         for symbol, expr in replacements:
@@ -230,7 +233,7 @@ class _Writer:
         texts = self.expressions([fz.edges[t][s] for t, s in fz.varying_edges])
         named = {}
         for i, (edge, text) in enumerate(zip(fz.varying_edges, texts, strict=True)):
-            name = text if text.isidentifier() else f"c{i}"
+            name = text if text.isidentifier() else f"_c{i}"
             if name != text:
                 self.assign(name, text)
             named[edge] = sympy.Symbol(name, real=True)
@@ -302,7 +305,7 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
         values = [fz.edges[t][s] for t, s in fz.varying_edges]
         return writer.text(program, arguments(spec), writer.expressions(values))
     if program == "channel_jacobian":
-        named = {e: sympy.Symbol(f"c{i}", real=True) for i, e in enumerate(fz.varying_edges)}
+        named = {e: sympy.Symbol(f"_c{i}", real=True) for i, e in enumerate(fz.varying_edges)}
         entries = [e for row in fz.channel_jacobian(named) for e in row]
         args = [s.name for s in named.values()] + recurrent_arguments(spec)
         return writer.text(program, args, writer.expressions(entries))
@@ -314,7 +317,7 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
 def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
     """``tangent``, ``majorant`` and ``transpose``: the signal-flow graph, forwards or backwards."""
     fz = spec.factorization
-    names = [f"c{i}" for i in range(len(fz.varying_edges))]
+    names = [f"_c{i}" for i in range(len(fz.varying_edges))]
     coefficient = {
         edge: sympy.Symbol(name, real=True)
         for edge, name in zip(fz.varying_edges, names, strict=True)
@@ -328,7 +331,7 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
         return coefficient[edge] * value
 
     if program == "transpose":
-        bar = {out: sympy.Symbol(f"{out.name}_bar", real=True) for out in fz.outputs}
+        bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
         for stage in reversed(fz.carrying):
             total = sum(
                 (
@@ -338,10 +341,10 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
                 ),
                 sympy.Integer(0),
             )
-            writer.assign(f"{stage.symbol.name}_bar", writer.printer(total))
+            writer.assign(f"_{stage.symbol.name}_bar", writer.printer(total))
             name = f"{operand_symbol(stage).name}_bar"
             writer.assign(
-                name, f"{stage.map.structure}_t({stage.map.name}, {stage.symbol.name}_bar)"
+                name, f"{stage.map.structure}_t({stage.map.name}, _{stage.symbol.name}_bar)"
             )
             bar[operand_symbol(stage)] = sympy.Symbol(name, real=True)
         results = []
@@ -354,7 +357,7 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
             )
         inputs = [bar[o].name for o in fz.outputs]
     else:
-        dot = {s: sympy.Symbol(f"{s.name}_dot", real=True) for s in fz.slots}
+        dot = {s: sympy.Symbol(f"_{s.name}_dot", real=True) for s in fz.slots}
         for stage in fz.carrying:
             target = operand_symbol(stage)
             total = sum(
@@ -362,7 +365,7 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
                 sympy.Integer(0),
             )
             call = f"{stage.map.structure}_abs" if absolute else stage.map.structure
-            name = f"{stage.symbol.name}_dot"
+            name = f"_{stage.symbol.name}_dot"
             writer.assign(name, f"{call}({stage.map.name}, {writer.printer(total)})")
             dot[stage.symbol] = sympy.Symbol(name, real=True)
         results = []
@@ -381,7 +384,7 @@ def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
 def _print_gradients(spec: Spec, writer: _Writer) -> str:
     """Cotangents of what enters one step besides the state, from those of the next state."""
     fz = spec.factorization
-    bar = {out: sympy.Symbol(f"{out.name}_bar", real=True) for out in fz.outputs}
+    bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
     writer.forward()
 
     def cotangent(source: sympy.Symbol) -> sympy.Expr:
@@ -396,7 +399,7 @@ def _print_gradients(spec: Spec, writer: _Writer) -> str:
     assigned: dict[sympy.Expr, str] = {}
     for stage in reversed(fz.linear):
         total = cotangent(stage.symbol)
-        name = f"{stage.symbol.name}_bar"
+        name = f"_{stage.symbol.name}_bar"
         if total == 0:
             pairs.append((stage, "None", "None"))
             continue

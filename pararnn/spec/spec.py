@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import keyword
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -37,11 +38,14 @@ from .declarations import (
     SpecError,
     Stage,
 )
-from .primitives import primitive_of
+from .primitives import PRIMITIVES, RESERVED, primitive_of
 
 if TYPE_CHECKING:
     from .factorize import Factorization
     from .latex import Equation
+
+
+LANGUAGE = (sympy.Symbol, sympy.Rational, sympy.Float, sympy.Add, sympy.Mul, sympy.Pow)
 
 
 def canonical(expr: sympy.Expr) -> sympy.Expr:
@@ -96,6 +100,7 @@ class Spec:
         self._open = False
         self._frozen = False
         self._names: set[str] = set()
+        self._axes: dict[sympy.Symbol, tuple[str, ...]] = {}
         self._evaluate = contextlib.ExitStack()
 
     # -- writing -------------------------------------------------------------------------------
@@ -119,8 +124,16 @@ class Spec:
                 f"Spec {self.name!r} is not open: declare symbols and stages inside "
                 f"'with Spec({self.name!r}) as s:'."
             )
-        if not name.isidentifier() or name in self._names:
-            reason = "is already used" if name in self._names else "is not an identifier"
+        reason = ""
+        if not name.isidentifier() or keyword.iskeyword(name):
+            reason = "is not an identifier"
+        elif name in self._names:
+            reason = "is already used"
+        elif name in RESERVED:
+            reason = "is that of a function in generated programs"
+        elif name.startswith("_"):
+            reason = "starts with an underscore, as names in generated programs do"
+        if reason:
             raise SpecError(f"Spec {self.name!r}: the name {name!r} {reason}; choose another.")
         self._names.add(name)
         return sympy.Symbol(name, real=True)
@@ -134,6 +147,7 @@ class Spec:
             raise SpecError(
                 f"Slot {name!r}: got bounds {bounds}, expected (low, high), low < high."
             )
+        self._axes[symbol] = self.axes
         self.slots += (
             Slot(symbol, following, latex or _with_subscript(*_subscript(name)), bounds),
         )
@@ -157,6 +171,7 @@ class Spec:
             weight = _with_subscript("W", sub) if axes else _with_subscript("w", sub) + r"^\top"
             affine = f"{weight} x_t + {_with_subscript('b', sub)}"
             latex = _with_subscript(*_subscript(name))
+            self._axes[symbol] = axes
             self.drive_list += (Drive(symbol, axes, latex, affine, inline),)
             out.append(symbol)
         return tuple(out)
@@ -199,6 +214,7 @@ class Spec:
         out = []
         for name in _names(names):
             symbol = self._claim(name)
+            self._axes[symbol] = axes
             self.param_list += (Param(symbol, axes, _with_subscript(*_subscript(name))),)
             out.append(symbol)
         return tuple(out)
@@ -238,6 +254,13 @@ class Spec:
         symbol = self._claim(name)
         with sympy.evaluate(True):
             inner = self._hoist(self._defined(canonical(operand), name), name, top=False)
+        if self.axes_of(inner) != self.axes:
+            raise SpecError(
+                f"Spec {self.name!r}: the map {map_.name!r} acts on operands with the axes "
+                f"{self.axes}, got one with {self.axes_of(inner)}; multiply it into the state "
+                "first, or use an elementwise parameter."
+            )
+        self._axes[symbol] = self.axes
         self.stages += (Linear(symbol, map_, operand, inner),)
         return symbol
 
@@ -245,6 +268,7 @@ class Spec:
         latex = latex or _with_subscript(*_subscript(symbol.name))
         with sympy.evaluate(True):
             expr = self._hoist(self._defined(canonical(authored), symbol.name), symbol.name)
+        self._axes[symbol] = self.axes_of(expr)
         self.stages += (Elementwise(symbol, authored, expr, latex),)
 
     def _hoist(self, expr: sympy.Expr, name: str, top: bool = True) -> sympy.Expr:
@@ -263,6 +287,7 @@ class Spec:
         while hidden in self._names:
             hidden += "_"
         symbol = self._claim(hidden)
+        self._axes[symbol] = self.axes_of(rebuilt)
         self.stages += (Elementwise(symbol, rebuilt, rebuilt, "", hidden=True),)
         return symbol
 
@@ -275,6 +300,13 @@ class Spec:
                 f"Spec {self.name!r}, stage {where!r}: {', '.join(missing)} is used before it is "
                 "defined; declare it as a state, drive, parameter or earlier stage."
             )
+        for node in sympy.preorder_traversal(expr):
+            if not isinstance(node, LANGUAGE) and primitive_of(node) is None:
+                raise SpecError(
+                    f"Spec {self.name!r}, stage {where!r}: got {type(node).__name__} in {expr}, "
+                    "expected sums, products, powers, numbers and the functions "
+                    f"{', '.join(p.name for p in PRIMITIVES.values())}."
+                )
         return expr
 
     def _check_axes(self, what: str, axes: tuple[str, ...]) -> None:
@@ -299,6 +331,15 @@ class Spec:
 
     # -- reading -------------------------------------------------------------------------------
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __deepcopy__(self, memo: object) -> Spec:
+        return self  # immutable: copies of a cell share it, and its compiled programs
+
     def __repr__(self) -> str:
         return f"Spec({self.name!r}, slots={len(self.slots)}, jac_structure={self.jac_structure!r})"
 
@@ -306,21 +347,8 @@ class Spec:
         """Axes along which an expression varies, in the state's order."""
         found: set[str] = set()
         for symbol in expr.free_symbols:
-            found |= set(self._symbol_axes.get(symbol, self.axes))
+            found |= set(self._axes[symbol])
         return tuple(a for a in self.axes if a in found)
-
-    @cached_property
-    def _symbol_axes(self) -> Mapping[sympy.Symbol, tuple[str, ...]]:
-        axes = {s.symbol: self.axes for s in self.slots}
-        axes |= {d.symbol: d.axes for d in self.drive_list}
-        axes |= {p.symbol: p.axes for p in self.param_list}
-        for stage in self.stages:
-            if isinstance(stage, Linear):
-                axes[stage.symbol] = self.axes
-            else:
-                varying = {a for s in stage.expr.free_symbols for a in axes[s]}
-                axes[stage.symbol] = tuple(a for a in self.axes if a in varying)
-        return axes
 
     @cached_property
     def factorization(self) -> Factorization:
