@@ -53,9 +53,9 @@ def subject(text: str) -> Subject:
         sys.path.append(os.getcwd())
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as problem:
+    except Exception as problem:
         raise pytest.UsageError(
-            f"--cell {text}: {problem}; expected module:factory, importable from here, where "
+            f"--cell {text}: {type(problem).__name__}: {problem}; expected module:factory, importable from here, where "
             "factory() returns a cell."
         ) from None
     needed = [

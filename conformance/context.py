@@ -196,8 +196,10 @@ class Context:
 
 
 def converted(cell: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of the cell in another dtype; :meth:`torch.nn.Module.to` would change it in place."""
-    return copy.deepcopy(cell).to(dtype)
+    """A copy of the cell in another dtype; :meth:`torch.nn.Module.to` would change it in place.
+    The copy shares the Spec, and so the programs derived from it."""
+    spec = getattr(cell, "spec", None)
+    return copy.deepcopy(cell, {id(spec): spec}).to(dtype)
 
 
 def recurrent_names(cell: nn.Module) -> list[str]:

@@ -48,7 +48,7 @@ class Report:
         cells = self.cells
         width = max((len(c.title) for c in CLAUSES), default=0)
         columns = [max(len(cell), 4) for cell in cells]
-        lines = [" " * (width + 6) + "  ".join(cells)]
+        lines = [" " * (width + 8) + "  ".join(cells)]
         for clause in CLAUSES:
             if not any((cell, clause.slug) in self.results for cell in cells):
                 continue
@@ -58,7 +58,7 @@ class Report:
                 else "-".ljust(column)
                 for cell, column in zip(cells, columns, strict=True)
             ]
-            lines.append(f"{clause.id:>4}  {clause.title:{width}}{'  '.join(marks)}".rstrip())
+            lines.append(f"{clause.id:>4}  {clause.title:{width}}  {'  '.join(marks)}".rstrip())
         reasons: dict[tuple[str, str], list[str]] = {}
         for r in self.results.values():
             if r["outcome"] == "skipped":

@@ -9,6 +9,7 @@ import pytest
 from .checks import Check, load
 from .clauses import BY_SLUG, CLAUSES, Clause
 from .context import Context, NotApplicable
+from .page import PAGE, rewritten
 
 CHECKS = load()
 
@@ -44,3 +45,9 @@ def test_no_check_without_clause() -> None:
 def test_clauses_are_numbered_once() -> None:
     assert [clause.number for clause in CLAUSES] == list(range(1, len(CLAUSES) + 1))
     assert len(BY_SLUG) == len(CLAUSES)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not part of this copy")
+def test_page_lists_exactly_the_clauses() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rewritten(page), "run: python -m conformance.page"
