@@ -26,7 +26,7 @@ def plain(latex: str) -> str:
         text = _replace_groups(text, command, lambda body: body)
     text = _fractions(text)
     text = _replace_groups(text, r"\sqrt", lambda body: f"√({body})")
-    text = text.replace(r"^\top", "ᵀ")
+    text = text.replace(r"^\top", "ᵀ").replace(r"^{\odot ", "^{")  # powers are entry by entry
     for command, word in _WORDS.items():
         text = re.sub(re.escape(command) + r"(?![A-Za-z])", word, text)
     text = re.sub(r"\\([A-Za-z]+)", r"\1", text)

@@ -74,6 +74,7 @@ def test_one_variant_by_its_name_and_by_a_cell():
     [
         (r"\dot{h}_{t-1}", "h\u0307_{t-1}"),
         (r"n_t^{2}", "n_t²"),
+        (r"(1 - Z_t^{\odot 2})", "(1 - Z_t²)"),
         (r"\frac{3 d_h^{2}}{n_{\mathrm{heads}}}", "3 d_h²/n_heads"),
         (r"\frac{a + b}{c}", "(a + b)/c"),
         (r"\operatorname{softplus}(x_t)", "softplus(x_t)"),
