@@ -1,0 +1,99 @@
+"""Derivative bounds on the box: no sampled derivative may exceed them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pararnn.spec import Spec, sigmoid, tanh
+from pararnn.spec.bounds import derivative_bounds
+
+BOUNDED = ("gru_diag", "gru_head", "gru_dense", "matrix", "matrix_two", "lstm", "lstm_head", "everything")
+
+
+def second_derivative(specimen, state, drives, params, v):
+    """d²/dε² f(h + εv) at 0, by autograd through the hand-written equation."""
+    eps = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    out = specimen.step(state + eps * v, drives, params).reshape(-1)
+    firsts = [torch.autograd.grad(o, eps, create_graph=True)[0] for o in out]
+    seconds = [
+        torch.autograd.grad(d, eps, retain_graph=True)[0] if d.requires_grad else torch.zeros(())
+        for d in firsts
+    ]
+    return torch.stack(firsts).detach(), torch.stack([s.double() for s in seconds])
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("reach", [0.0, 2.5])
+def test_samples_never_exceed(zoo, name, reach):
+    specimen = zoo[name]
+    g = torch.Generator().manual_seed(1)
+    width = max(1.0, reach)
+    for seed in range(6):
+        state, drives, params = specimen.inputs(seed=seed, scale=1.5)
+        arrays = [p.numpy() for p in params]
+        first, second = derivative_bounds(specimen.spec, arrays, specimen.sizes, reach=reach)
+        assert first.shape == second.shape == state.shape
+        state = width * (2 * torch.rand(state.shape, generator=g, dtype=torch.float64) - 1)
+        if seed % 2:
+            state = width * state.sign()  # the corners
+        v = torch.ones_like(state) if seed == 0 else torch.randn(state.shape, generator=g).sign().double()
+        d1, d2 = second_derivative(specimen, state, drives, params, v)
+        assert np.all(d1.abs().numpy() <= first.reshape(-1) * (1 + 1e-9) + 1e-12)
+        assert np.all(d2.abs().numpy() <= second.reshape(-1) * (1 + 1e-9) + 1e-12)
+        rows = torch.autograd.functional.jacobian(lambda h: specimen.step(h, drives, params), state)
+        norms = rows.reshape(state.numel(), -1).abs().sum(1).numpy()
+        assert np.all(norms <= first.reshape(-1) * (1 + 1e-9) + 1e-12)
+
+
+def test_bounds_are_not_vacuous(zoo):
+    """For a gated unit with small weights both bounds are a small number, not infinity."""
+    specimen = zoo["gru_diag"]
+    params = [np.full(4, 0.5)] * 3
+    first, second = derivative_bounds(specimen.spec, params, specimen.sizes)
+    assert np.all(first < 3)
+    assert np.all(second < 2)
+
+
+def test_a_tight_case():
+    """h' = tanh(w h) has |J| ≤ |w| and |f''| ≤ w² · 4/(3√3), both attained (nearly)."""
+    with Spec("S") as s:
+        h = s.state("h", bounds=(-1, 1))
+        A = s.map("A", structure="diagonal")
+        s.next(h, tanh(A(h)))
+    first, second = derivative_bounds(s, [np.array([0.5, -2.0])], {"d": 2})
+    np.testing.assert_allclose(first, [0.5, 2.0])
+    np.testing.assert_allclose(second, np.array([0.25, 4.0]) * 4 / (3 * 3**0.5))
+
+
+@pytest.mark.parametrize("bounds", [(0, 1), (0.5, 1), (-3, 0)])
+def test_a_wider_reach_contains_the_declared_box(bounds):
+    """A box that touches or avoids zero is widened to both sides."""
+    with Spec("S") as s:
+        h = s.state("h", bounds=bounds)
+        (u,) = s.drives("u")
+        A = s.map("A", structure="diagonal")
+        s.next(h, h * h * h / 3 + sigmoid(A(h) + u))
+    w = np.array([0.7])
+    narrow = derivative_bounds(s, [w], {"d": 1})
+    wide = derivative_bounds(s, [w], {"d": 1}, reach=4.0)
+    for x, (first, second) in ((max(map(abs, bounds)), narrow), (4.0, wide)):
+        assert first[0] >= x * x
+        assert second[0] >= 2 * x
+
+
+def test_no_box_no_bound(zoo):
+    with pytest.raises(ValueError, match="declares no bounds"):
+        derivative_bounds(zoo["rotation"].spec, [], {"d": 3})
+
+
+def test_unbounded_derivative_is_infinite_not_nan():
+    """The drive may take any value: h·u has no derivative bound."""
+    with Spec("S") as s:
+        h = s.state("h", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        s.next(h, h * u)
+    first, second = derivative_bounds(s, [], {"d": 1})
+    assert first[0] == np.inf
+    assert second[0] == 0

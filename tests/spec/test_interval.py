@@ -1,0 +1,110 @@
+"""Interval arithmetic: sampled values must lie inside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sympy
+
+from pararnn.spec.bounds import evaluate
+from pararnn.spec.interval import Interval
+from pararnn.spec.primitives import PRIMITIVES
+
+RNG = np.random.default_rng(0)
+X, Y = sympy.symbols("x y", real=True)
+
+NUMPY = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "exp": np.exp,
+    "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
+}
+SLOPE = {
+    "sigmoid": lambda x: NUMPY["sigmoid"](x) * NUMPY["sigmoid"](-x),
+    "tanh": lambda x: 1 / np.cosh(x) ** 2,
+    "softplus": NUMPY["sigmoid"],
+    "exp": np.exp,
+    "log": lambda x: 1 / x,
+    "sin": lambda x: abs(np.cos(x)),
+    "cos": lambda x: abs(np.sin(x)),
+}
+CURVATURE = {
+    "sigmoid": lambda x: abs(SLOPE["sigmoid"](x) * (1 - 2 * NUMPY["sigmoid"](x))),
+    "tanh": lambda x: abs(2 * np.tanh(x) / np.cosh(x) ** 2),
+    "softplus": SLOPE["sigmoid"],
+    "exp": np.exp,
+    "log": lambda x: 1 / x**2,
+    "sin": lambda x: abs(np.sin(x)),
+    "cos": lambda x: abs(np.cos(x)),
+}
+INTERVALS = [(-1, 1), (0, 1), (0.5, 3), (-3, -0.5), (-8, 0), (2, 2), (-0.25, 20)]
+
+
+def contains(interval, values):
+    slack = 1e-12 * (1 + np.abs(values))
+    return bool(np.all((interval.lo - slack <= values) & (values <= interval.hi + slack)))
+
+
+@pytest.mark.parametrize("primitive", PRIMITIVES.values(), ids=lambda p: p.name)
+@pytest.mark.parametrize("ends", INTERVALS, ids=str)
+def test_primitives(primitive, ends):
+    lo, hi = (max(e, 1e-3) for e in ends) if primitive.name == "log" else ends
+    x = np.concatenate([np.linspace(lo, hi, 2001), RNG.uniform(lo, hi, 500)])
+    box = Interval(lo, hi)
+    assert contains(primitive.image(box), NUMPY[primitive.name](x))
+    assert np.all(SLOPE[primitive.name](x) <= primitive.slope(box) * (1 + 1e-9) + 1e-15)
+    assert np.all(CURVATURE[primitive.name](x) <= primitive.curvature(box) * (1 + 1e-9) + 1e-15)
+
+
+EXPRESSIONS = [
+    X + Y,
+    X - Y,
+    X * Y,
+    -3 * X * Y + 2,
+    X**2,
+    X**3 - Y**2 * X,
+    (1 + X**2) ** sympy.Rational(1, 2),
+    1 / (3 + X),
+    Y / (2 + X**2),
+    (4 + X) ** sympy.Rational(-3, 2),
+    X / 3 + sympy.Rational(1, 7) - 0.3 * Y,
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS, ids=str)
+@pytest.mark.parametrize("ends", [(-1, 1), (0, 1), (-2, -1), (-2, 0.5)], ids=str)
+def test_expressions(expression, ends):
+    lo, hi = ends
+    f = sympy.lambdify([X, Y], expression, "numpy")
+    x, y = RNG.uniform(lo, hi, (2, 4000))
+    x[:4], y[:4] = (lo, lo, hi, hi), (lo, hi, lo, hi)
+    box = Interval(np.array(lo), np.array(hi))
+    assert contains(evaluate(expression, {X: box, Y: box}), f(x, y))
+
+
+def test_unbounded_ends():
+    everything = Interval(-np.inf, np.inf)
+    zero, unit = Interval(0.0), Interval(-1.0, 1.0)
+    assert (everything * zero).magnitude == 0, "a factor that is exactly zero wins"
+    assert (everything * unit).lo == -np.inf
+    assert (everything + unit).hi == np.inf
+    assert everything.power(2).lo == 0
+    assert everything.power(2).hi == np.inf
+    assert unit.reciprocal().lo == -np.inf
+    assert unit.reciprocal().hi == np.inf
+    assert Interval(2.0, 4.0).reciprocal().lo == 0.25
+    assert (-Interval(1.0, 2.0)).lo == -2
+
+
+def test_even_powers_touch_zero_and_odd_ones_do_not():
+    assert (Interval(-2, 1).power(2).lo, Interval(-2, 1).power(2).hi) == (0, 4)
+    assert (Interval(-2, 1).power(3).lo, Interval(-2, 1).power(3).hi) == (-8, 1)
+    assert (Interval(-3, -2).power(2).lo, Interval(-3, -2).power(2).hi) == (4, 9)
+
+
+def test_unknown_function():
+    with pytest.raises(NotImplementedError, match="atan"):
+        evaluate(sympy.atan(X), {X: Interval(0, 1)})
