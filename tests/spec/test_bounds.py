@@ -97,3 +97,45 @@ def test_unbounded_derivative_is_infinite_not_nan():
     first, second = derivative_bounds(s, [], {"d": 1})
     assert first[0] == np.inf
     assert second[0] == 0
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "dense"])
+@pytest.mark.parametrize(
+    ("equation", "f"),
+    [
+        (lambda A, h, u: tanh(A(h + u)) ** 3, lambda x, h: torch.tanh(x) ** 3),
+        (lambda A, h, u: tanh(A(h + u)) * h, lambda x, h: torch.tanh(x) * h),
+    ],
+    ids=["cube", "product"],
+)
+def test_maps_of_unbounded_operands(structure, equation, f):
+    """A drive inside the map: the operand may take any value, zero weights included."""
+    with Spec("S") as s:
+        h = s.state("h", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        A = s.map("A", structure=structure)
+        s.next(h, equation(A, h, u))
+    w = np.array([-1.0, 2.0]) if structure == "diagonal" else np.array([[-1.0, 2.0], [0.0, 1.5]])
+    first, second = derivative_bounds(s, [w], {"d": 2})
+    W = torch.tensor(np.diag(w) if structure == "diagonal" else w)
+    for value in np.linspace(-3, 3, 41):
+        h = torch.full((2,), 0.5, dtype=torch.float64)
+        u = torch.full((2,), float(value), dtype=torch.float64)
+        rows = torch.autograd.functional.jacobian(lambda h, u=u: f(W @ (h + u), h), h)
+        assert np.all(rows.abs().sum(1).numpy() <= first + 1e-12)
+        for i in range(2):
+            bent = torch.autograd.functional.hessian(lambda h, u=u, i=i: f(W @ (h + u), h)[i], h)
+            for v in torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64):
+                assert float((v @ bent @ v).abs()) <= second[i] + 1e-12
+
+
+def test_infinite_majorants_survive_zero_weights():
+    """|J| is unbounded in the first channel: a zero weight next to it must not hide that."""
+    with Spec("S") as s:
+        h = s.state("h", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        A = s.map("A", structure="dense")
+        s.next(h, A(h * u))
+    first, _ = derivative_bounds(s, [np.array([[0.0, 1.0], [0.0, 0.0]])], {"d": 2})
+    assert first[0] == np.inf
+    assert first[1] == 0
