@@ -87,8 +87,8 @@ CLAUSES: tuple[Clause, ...] = (
         "differs from the end before it by the reported mismatch, and one step multiplies that by "
         "at most \\(\\lVert J \\rVert_\\infty\\). 16 roundoffs cover one step (C1) in two different "
         "orders of evaluation.",
-        "All methods, chunk lengths and corrections; recurrent weights 1, 3 and 12 times the usual "
-        "size, the last chaotic.",
+        "All methods, chunk lengths and corrections; recurrent weights 1 and 12 times the usual "
+        "size, the latter chaotic.",
     ),
     Clause(
         6,
@@ -309,8 +309,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Bounded weights are bounded as stated",
         "Recurrent weights are used clipped to `max_recurrent_norm` (entries of a diagonal map) or "
         "rescaled to that spectral norm (head matrices). The default is 0.5 for diagonal maps and "
-        "none for heads. The gradient of a clipped entry is that of projected descent: zero where a "
-        "descent step would move it further out, unchanged otherwise.",
+        "none for heads. The gradient of a clipped entry passes straight through, also outside the "
+        "bound, so that no entry gets stuck there.",
         "exact for clipping; 1e-14 for the spectral norm",
         "Clipping has no rounding. The norm comes from an SVD, accurate to a few roundoffs.",
         "Weights three times the usual size, bound 0.7.",

@@ -42,7 +42,7 @@ def settings(
     """Ways to solve: every method, chunk lengths around the edges, every correction."""
     for method in ("auto", "sequential", "newton", "shooting"):
         yield method, {"method": method}
-    lengths = range(1, length + 2) if exhaustive else (1, 2, 5, length - 1, length, length + 9)
+    lengths = range(1, length + 2) if exhaustive else (2, 5, length - 1, length + 9)
     for chunk in lengths:
         config = NewtonConfig(chunk_length=chunk)
         yield f"shooting, chunks of {chunk}", {"method": "shooting", "config": config}
@@ -62,9 +62,9 @@ def largest_jacobian(cell: nn.Module, previous: Tensor, x: Tensor) -> float:
 
 @checks("residual")
 def residual(ctx: Context) -> None:
-    length = 41
+    length = 29
     for dtype in ctx.wide_dtypes():
-        for gain in (1.0, 3.0, 12.0):
+        for gain in (1.0, 12.0):
             for _ in ctx.rounds():
                 cell = converted(ctx.cell(gain=gain), dtype)
                 x, h0 = ctx.inputs(cell, 3, length), ctx.state(cell, 3)
