@@ -152,7 +152,7 @@ def costs(spec: Spec) -> tuple[Cost, ...]:
     maps = sum((_map_work(spec, st.map.structure) for st in fz.linear), sympy.Integer(0))
     carried = sum((_map_work(spec, st.map.structure) for st in fz.carrying), sympy.Integer(0))
     coefficients = sum(
-        (_size(spec, spec.axes_of(fz.edges[t][s])) for t, s in fz.varying_edges),
+        (_size(spec, spec.axes_of(c)) for c in fz.coefficients[: fz.n_state]),
         sympy.Integer(0),
     )
     operator, composition = _operator(spec)

@@ -22,6 +22,7 @@ def limit_spectral_norm(weight: Tensor, bound: float | None) -> Tensor:
     """Matrices ``(..., n, n)`` rescaled so that each spectral norm is at most ``bound``.
 
     A reparametrisation: differentiable, and the identity where the norm is already within bounds.
+    Second derivatives are those of a singular value: undefined (NaN) where the two largest tie.
     """
     if bound is None:
         return weight

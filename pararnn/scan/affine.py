@@ -95,8 +95,8 @@ def _scan(
         product = algebra.compose(op[:, t::chunk], product)
     starts = _chunk_starts(product, x, x0, algebra, reverse)
     for t in order:
-        starts = algebra.affine(op[:, t::chunk], starts, b[:, t::chunk])
-        inner[:, t::chunk] = starts
+        target = inner[:, t::chunk]
+        starts = algebra.affine(op[:, t::chunk], starts, b[:, t::chunk], out=target)
     return states
 
 

@@ -21,9 +21,9 @@ class Algebra:
         """``A x``."""
         raise NotImplementedError
 
-    def affine(self, op: Tensor, x: Tensor, b: Tensor) -> Tensor:
+    def affine(self, op: Tensor, x: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         """``A x + b``."""
-        return b + self.apply(op, x)
+        return torch.add(b, self.apply(op, x), out=out)
 
     def compose(self, after: Tensor, before: Tensor) -> Tensor:
         """The operator that first applies ``before``, then ``after``."""
@@ -41,8 +41,8 @@ class Diagonal(Algebra):
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
         return op * x
 
-    def affine(self, op: Tensor, x: Tensor, b: Tensor) -> Tensor:
-        return torch.addcmul(b, op, x)
+    def affine(self, op: Tensor, x: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.addcmul(b, op, x, out=out)
 
     def compose(self, after: Tensor, before: Tensor) -> Tensor:
         return after * before

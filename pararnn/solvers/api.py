@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .config import TOLERANCE, NewtonConfig, NewtonDivergenceError, NewtonWarning, Solution
 from .cost import chunk_length
 from .engine import Outcome, Plan, run
-from .implicit import Linearization, Problem, Solve
+from .implicit import Problem, Solve, linearized
 from .partition import Partition
 from .sequential import sequential_states
 from .task import Task, prepare
@@ -79,9 +79,7 @@ def _parallel(
             return out
 
         def linear_solver(mismatch: Tensor, before: Tensor) -> Tensor:
-            linear = Linearization.at(
-                dynamics, lambda t: problem.restarted(before[:, t], t), u, task.resets
-            )
+            linear = linearized(problem, dynamics, problem.restarted(before), u)
             return linear.solve(mismatch, torch.zeros_like(h0), reverse=False)
 
         walker = CellWalker(

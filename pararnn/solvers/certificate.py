@@ -20,7 +20,7 @@ from torch import Tensor
 from ..scan import Algebra, affine_scan
 from ..spec.bounds import derivative_bounds
 from .dynamics import SpecDynamics
-from .implicit import Linearization, Problem
+from .implicit import Problem, linearized
 from .task import Task
 from .walkers import _per_state
 
@@ -66,6 +66,8 @@ def _certify(task: Task, states: Tensor) -> Certificate:
         return _none("the cell has no Spec, so its second derivative has no bound")
     if any(b is None for b in dynamics.bounds):
         return _none("a state slot declares no bounds, so its second derivative has no bound")
+    if dynamics.algebra("exact") is None:
+        return _none("exact Jacobians of this structure are not formed")
     if states.numel() == 0:
         return Certificate(0.0, 0.0, 1.0, 0.0, 0.0, "")
     u, states, h0 = task.u, states.double(), task.h0
@@ -75,7 +77,7 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     largest = float(residual.abs().max())
     if not math.isfinite(largest):
         return _none("the states are not finite")
-    linear = Linearization.at(dynamics, lambda block: before[:, block], u, task.resets)
+    linear = linearized(problem, dynamics, before, u)
     correction = linear.solve(residual, torch.zeros_like(h0), reverse=False)
     kappa = max(
         _amplification(dynamics, before[i : i + 1], u[i : i + 1], resets)

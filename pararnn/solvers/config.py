@@ -84,10 +84,11 @@ class NewtonConfig:
                 raise TypeError(f"{name}: got {value!r}, expected an integer or None.")
             if value is not None and value < least:
                 raise ValueError(f"{name}: got {value}, expected an integer ≥ {least} or None.")
-        if not isinstance(self.iteration_cap, int) or self.iteration_cap < 1:
+        cap = self.iteration_cap
+        if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
             raise ValueError(f"iteration_cap: got {self.iteration_cap!r}, expected an integer ≥ 1.")
-        if self.tol is not None and not self.tol > 0:
-            raise ValueError(f"tol: got {self.tol!r}, expected a positive number or None.")
+        if self.tol is not None and (isinstance(self.tol, bool) or not 0 < self.tol < 1):
+            raise ValueError(f"tol: got {self.tol!r}, expected a number between 0 and 1, or None.")
         for name, allowed in (("jacobian", JACOBIANS), ("on_divergence", ON_DIVERGENCE)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected one of {allowed}.")

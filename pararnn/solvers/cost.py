@@ -1,24 +1,46 @@
 """The cost model behind ``method='auto'``: chunk length and warm-up from sizes alone.
 
-Walking one step of ``P`` chunks costs ``c0 + c1·n·P``: a fixed overhead and the work on
-``n = B × state size`` numbers a chunk. A sequential solve takes ``T`` such steps with ``P = 1``; a
-chunked one takes ``L + w`` with ``P = T/L`` (``w`` warm-up steps guess the chunk starts), that is
-
-    (L + w)·c0 + (1 + w/L)·c1·n·T,       least at  L = √(w·c1·n·T / c0).
-
-Only the ratio ``c1/c0`` decides: how many numbers one step must touch to be worth its overhead. No
-cell is known by name: a cell with more operations a step scales both constants alike.
+Walking one step of ``P`` chunks costs ``c0 + c1·N / p(N)``: a fixed overhead, and the work on
+``N = B × state size × P`` numbers, shared by ``p(N)`` processors: an operation is split only into
+parts that are large enough. A sequential solve takes ``T`` such steps with ``P = 1``; a chunked one
+takes ``L + w`` with ``P = T/L``, where ``w`` warm-up steps guess the chunk starts. The model tries
+every sensible ``L`` and takes the cheapest; no cell is known by name, and only the ratio ``c0/c1``
+matters: how many numbers one step must touch to be worth its overhead.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
 
 WARMUP = 48
 """Warm-up steps: a step that forgets half of its state leaves 2⁻⁴⁸ of the wrong guess."""
 
-NUMBERS_PER_OVERHEAD = {"cpu": 6_000, "cuda": 2_000_000}
-"""``c0 / c1``: numbers that one step processes in the time of its fixed overhead."""
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model knows of a device.
+
+    ``overhead`` is ``c0/c1``, in numbers; an operation is split among processors in parts of at
+    least ``grain`` numbers, among all ``processors`` at most.
+    """
+
+    overhead: float
+    grain: int
+    processors: int
+
+    def step(self, numbers: float) -> float:
+        """Cost of one step on so many numbers, in units of ``c1``."""
+        return self.overhead + numbers / min(self.processors, max(1.0, numbers // self.grain))
+
+
+def machine(device: str) -> Machine:
+    """PyTorch splits elementwise work on the CPU in parts of 32,768 numbers; a GPU in warps."""
+    if device == "cpu":
+        return Machine(overhead=4_000, grain=32_768, processors=torch.get_num_threads())
+    return Machine(overhead=4_000, grain=32, processors=4_224)
 
 
 def chunk_length(total: int, numbers: int, device: str) -> tuple[int, int]:
@@ -26,15 +48,17 @@ def chunk_length(total: int, numbers: int, device: str) -> tuple[int, int]:
 
     The chunk length equals ``total`` where the sequential algorithm is cheaper.
     """
-    if total <= 2 * WARMUP or numbers == 0:
-        return max(total, 1), WARMUP
-    ratio = NUMBERS_PER_OVERHEAD.get(device, NUMBERS_PER_OVERHEAD["cuda"])
-    work = numbers / ratio  # c1·n / c0
-    best = math.sqrt(WARMUP * work * total)
-    length = int(min(max(best, WARMUP), total))
-    chunks = max(1, round(total / length))
-    length = -(-total // chunks)
-    chunked = (length + WARMUP) + (1 + WARMUP / length) * work * total
-    if chunks == 1 or chunked >= total * (1 + work):
-        return total, WARMUP
-    return length, WARMUP
+    return _chunk_length(total, numbers, machine(device)), WARMUP
+
+
+@lru_cache(maxsize=1024)
+def _chunk_length(total: int, numbers: int, device: Machine) -> int:
+    best, least = max(total, 1), total * device.step(numbers)
+    chunks = 2.0
+    while numbers and total / chunks >= WARMUP:
+        length = -(-total // round(chunks))
+        cost = (length + WARMUP) * device.step(numbers * (total / length))
+        if cost < least:
+            best, least = length, cost
+        chunks *= 1.25
+    return best

@@ -50,7 +50,7 @@ class SpecDynamics:
         self._widths = [math.prod(s) for s in shapes]
         self._shapes = shapes
         self.bounds = [s.bounds for s in spec.slots]
-        self.linear = spec.jac_structure == "linear"
+        self.n_state = spec.factorization.n_state
 
     # -- layout --------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class SpecDynamics:
             u.split(self._widths, -1), self._shapes, self.spec.drive_list, strict=True
         ):
             if len(shape) != 1:
-                part = part.reshape(*u.shape[:-1], *shape)
+                part = part.reshape((*u.shape[:-1], *shape))
             out.append(align(part, drive.axes, self.spec.axes))
         return out
 
@@ -95,9 +95,16 @@ class SpecDynamics:
     # -- linearization -------------------------------------------------------------------------
 
     def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:
-        """Coefficients of the factorized Jacobian at ``h``, broadcastable to a slot."""
-        program = compiled(self.spec, "coefficients")
-        out = program(*self._slots(h), *self._drives(u), *self.params)
+        """State-carrying coefficients of the factorized Jacobian at ``h``, broadcastable to a
+        slot."""
+        return self._evaluated("coefficients", h, u)
+
+    def linearization(self, h: Tensor, u: Tensor) -> Coefficients:
+        """:meth:`coefficients`, followed by what :meth:`gradients` needs besides."""
+        return self._evaluated("linearization", h, u)
+
+    def _evaluated(self, program: str, h: Tensor, u: Tensor) -> Coefficients:
+        out = compiled(self.spec, program)(*self._slots(h), *self._drives(u), *self.params)
         lead, n = h.shape[: h.ndim - len(self.state_shape)], len(self.spec.axes)
         # A coefficient of parameters only has no leading dimensions; give it them as a view.
         return tuple(c if c.ndim == len(lead) + n else c.expand(*lead, *c.shape[-n:]) for c in out)
@@ -105,17 +112,17 @@ class SpecDynamics:
     def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``J v``."""
         program = compiled(self.spec, "tangent")
-        return self._join(program(*self._slots(v), *coefficients, *self.params), v)
+        return self._join(program(*self._slots(v), *coefficients[: self.n_state], *self.params), v)
 
     def transpose(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``Jᵀ v``."""
         program = compiled(self.spec, "transpose")
-        return self._join(program(*self._slots(v), *coefficients, *self.params), v)
+        return self._join(program(*self._slots(v), *coefficients[: self.n_state], *self.params), v)
 
     def majorant(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``|J| v`` or more, for ``v ≥ 0``: absolute coefficients and weights."""
         program = compiled(self.spec, "majorant")
-        absolute = [c.abs() for c in coefficients]
+        absolute = [c.abs() for c in coefficients[: self.n_state]]
         return self._join(program(*self._slots(v), *absolute, *self.params), v)
 
     # -- operators -----------------------------------------------------------------------------
@@ -155,12 +162,13 @@ class SpecDynamics:
                 w.diagonal(dim1=-2, dim2=-1).flatten() if m.structure in ("head", "dense") else w
                 for m, w in zip(self.spec.map_list, self.params, strict=False)
             ]
-            entries = program(*coefficients, *params, *self.params[len(params) :])
+            entries = program(*coefficients[: self.n_state], *params, *self.params[len(params) :])
             return self._channel_operator(entries, like)
         op = self._matrix_operator(coefficients, cast(Dense | Right, algebra), like)
-        tail = 3 if isinstance(algebra, Dense) or algebra.by_row else 2  # type: ignore[attr-defined]
         lead = like.shape[: like.ndim - len(self.state_shape)]
-        return op.expand(*lead, *op.shape[-tail:])
+        blocks = (self.state_shape[0],) if kind == "exact" and isinstance(algebra, Right) else ()
+        blocks = (algebra.heads,) if isinstance(algebra, Dense) else blocks
+        return op.expand(*lead, *blocks, *op.shape[-2:])
 
     def _channel_operator(self, entries: Sequence[Tensor | int], like: Tensor) -> Tensor:
         """Stack S×S Jacobian entries, which may be numbers or smaller than a slot."""
@@ -186,7 +194,6 @@ class SpecDynamics:
         n_slots = len(fz.slots)
         width = self.state_shape[-1] // max(heads, 1)
         eye = torch.eye(n_slots * width, dtype=self.dtype, device=like.device)
-        named = dict(zip(fz.varying_edges, coefficients, strict=True))
 
         def times(op: Tensor, c: Tensor) -> Tensor:
             """``c`` after ``op``: it scales rows, or for a right multiplication columns."""
@@ -206,10 +213,10 @@ class SpecDynamics:
             total = torch.zeros_like(ops[fz.slots[0]])
             for t, source in fz.state_edges:
                 if t == target and source in ops:
-                    c = named.get((t, source))
-                    op = ops[source]
-                    fixed = fz.edges[t][source]
-                    total = total + (op * float(fixed) if c is None else times(op, c))
+                    i, op = fz.position(t, source), ops[source]
+                    total = total + (
+                        op * float(fz.edges[t][source]) if i is None else times(op, coefficients[i])
+                    )
             return total
 
         for stage in fz.carrying:
@@ -227,30 +234,31 @@ class SpecDynamics:
 
     def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
         """Transition operators of ``kind`` at states ``h``."""
-        if not self.spec.channelwise:
-            return self.operator(self.coefficients(h, u), kind, h)
-        program = compiled(self.spec, "jacobian")
-        entries = program(*self._slots(h), *self._drives(u), *self.params)
-        return self._channel_operator(entries, h)
+        return self.operator(self.coefficients(h, u), kind, h)
 
     # -- gradients -----------------------------------------------------------------------------
 
     def gradients(
-        self, h: Tensor, u: Tensor, cotangent: Tensor, u_bar: Tensor | None = None
+        self,
+        linearization: Coefficients,
+        h: Tensor,
+        u: Tensor,
+        cotangent: Tensor,
+        u_bar: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         """Cotangents of ``u`` (written to ``u_bar`` if given) and of the parameters, summed over
-        the leading dimensions, in the state's dtype."""
+        the leading dimensions, in the state's dtype, from the linearization at ``h``."""
         program = compiled(self.spec, "gradients")
-        out = program(*self._slots(cotangent), *self._slots(h), *self._drives(u), *self.params)
+        out = program(*self._slots(cotangent), *self._slots(h), *linearization, *self.params)
         n_drives, n_params = len(self.spec.drive_list), len(self.spec.param_list)
         u_bar = self._packed(out[:n_drives], u, u_bar)
         elementwise, pairs = out[n_drives : n_drives + n_params], out[n_drives + n_params :]
         grads: list[Tensor | None] = []
-        for m in self.spec.map_list:
+        for m, weight in zip(self.spec.map_list, self.params, strict=False):
             total = None
             for i, stage in enumerate(self.spec.factorization.linear):
                 if stage.map.name == m.name and pairs[2 * i] is not None:
-                    g = _map_gradient(m.structure, pairs[2 * i], pairs[2 * i + 1], self.sizes)
+                    g = _map_gradient(m.structure, pairs[2 * i], pairs[2 * i + 1], weight.shape)
                     total = g if total is None else total + g
             grads.append(total)
         for p, bar in zip(self.spec.param_list, elementwise, strict=True):
@@ -282,17 +290,15 @@ def _reduced(value: Tensor, axes: Sequence[str], state_axes: Sequence[str], lead
     return value.sum(dims) if dims else value
 
 
-def _map_gradient(structure: str, bar: Tensor, operand: Tensor, sizes: dict[str, int]) -> Tensor:
-    """Gradient of a recurrent weight, from output cotangents and operands."""
-    if structure == "right":
-        bar, operand = torch.broadcast_tensors(bar, operand)
-        return operand.reshape(-1, operand.shape[-1]).mT @ bar.reshape(-1, bar.shape[-1])
-    width = bar.shape[-1]
-    bar, operand = (v.reshape(-1, width) for v in torch.broadcast_tensors(bar, operand))
+def _map_gradient(structure: str, bar: Tensor, operand: Tensor, shape: Sequence[int]) -> Tensor:
+    """Gradient of a recurrent weight of the given shape, from output cotangents and operands."""
+    bar, operand = torch.broadcast_tensors(bar, operand)
     if structure == "diagonal":
-        return (bar * operand).sum(0)
+        return (bar * operand).sum(list(range(bar.ndim - len(shape))))
+    bar, operand = (v.reshape(-1, v.shape[-1]) for v in (bar, operand))
+    if structure == "right":
+        return operand.mT @ bar
     if structure == "dense":
         return bar.mT @ operand
-    heads = sizes["heads"]
-    left = bar.unflatten(-1, (heads, -1)).permute(1, 2, 0)
-    return left @ operand.unflatten(-1, (heads, -1)).transpose(0, 1)
+    left = bar.unflatten(-1, (shape[0], -1)).permute(1, 2, 0)
+    return left @ operand.unflatten(-1, (shape[0], -1)).transpose(0, 1)

@@ -10,14 +10,12 @@ the tangent recurrence in the place of the adjoint.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._checks import full_precision
 from ..scan import Algebra, Block, Diagonal, affine_scan
@@ -29,12 +27,10 @@ from .partition import Partition
 from .walkers import Dynamics, LinearWalker, _per_state
 
 MakeDynamics = Callable[[tuple[Tensor, ...]], Dynamics]
-Source = Callable[[slice], Tensor]
-
 LINEAR_CAP = 64
-BLOCK = 65_536
-"""Numbers of the state that vectorized parts of the backward pass treat at a time, to stay in
-cache; what is kept is a block's results, not its intermediates."""
+GROUP = 1 << 19
+"""Numbers of the state whose backward pass is computed at a time where rows can be taken apart:
+intermediates then stay in cache, and memory does not grow with the batch."""
 
 
 @dataclass
@@ -45,67 +41,51 @@ class Problem:
     forward: Callable[[Dynamics, Tensor, Tensor], Tensor]
     resets: Tensor | None
 
-    def previous(self, states: Tensor, h0: Tensor, block: slice = slice(None)) -> Tensor:
-        """The state before every step of a block of time, after resets."""
-        first, last, _ = block.indices(states.shape[1])
-        if first == 0:
-            before = torch.cat([h0.unsqueeze(1), states[:, : max(last - 1, 0)]], 1)[:, :last]
-        else:
-            before = states[:, first - 1 : last - 1]
-        return self.restarted(before, slice(first, last))
+    def rows(self, rows: slice) -> Problem:
+        """The same problem for some rows of the batch."""
+        return replace(self, resets=None if self.resets is None else self.resets[rows])
 
-    def restarted(self, before: Tensor, block: slice = slice(None)) -> Tensor:
+    def previous(self, states: Tensor, h0: Tensor) -> Tensor:
+        """The state before every step, after resets."""
+        return self.restarted(torch.cat([h0.unsqueeze(1), states[:, :-1]], 1))
+
+    def first(self, h0: Tensor) -> Tensor:
+        """The state before the first step, ``(B, 1, ...)``."""
+        start = h0.unsqueeze(1)
+        if self.resets is None:
+            return start
+        return torch.where(_per_state(self.resets[:, :1], start), torch.zeros_like(start), start)
+
+    def restarted(self, before: Tensor) -> Tensor:
         """States before every step, with zero where a reset restarts them."""
         if self.resets is None:
             return before
-        mask = _per_state(self.resets[:, block], before)
-        return torch.where(mask, torch.zeros_like(before), before)
+        return torch.where(_per_state(self.resets, before), torch.zeros_like(before), before)
 
 
-def _blocks(total: int, numbers: int) -> list[slice]:
-    step = max(1, BLOCK // max(numbers, 1))
-    return [slice(t, min(t + step, total)) for t in range(0, total, step)]
+def formed(dynamics: Dynamics) -> bool:
+    """Whether exact operators are as cheap as states, so that one scan solves linear systems."""
+    return isinstance(dynamics.algebra("exact"), Diagonal | Block)
 
 
 @dataclass
 class Linearization:
-    """``J_t`` of a range of steps: formed operators where they are cheap, else coefficients."""
+    """``J_t`` of a range of steps at the states ``before``, as coefficients; where ``resets`` is
+    set, ``J_t`` is zero."""
 
     dynamics: Dynamics
-    operators: Tensor | None
     coefficients: Coefficients
+    before: Tensor
     resets: Tensor | None
 
-    @classmethod
-    def at(
-        cls, dynamics: Dynamics, before: Source, u: Tensor, resets: Tensor | None, first: int = 0
-    ) -> Linearization:
-        """Linearize at the states ``before`` of all steps from ``first`` on, block by block."""
-        formed = isinstance(dynamics.algebra("exact"), Diagonal | Block)
-        collected: list[Tensor] = []
-        numbers = math.prod(dynamics.state_shape) * u.shape[0]
-        total = u.shape[1] - first
-        if total == 0:
-            return cls(dynamics, None, (), None)
-        for block in _blocks(total, numbers):
-            time = slice(block.start + first, block.stop + first)
-            h, drive = before(time), u[:, time]
-            values = (
-                (dynamics.operator_at(h, drive, "exact"),)
-                if formed
-                else dynamics.coefficients(h, drive)
-            )
-            if not collected:
-                collected = [v.new_empty(v.shape[0], total, *v.shape[2:]) for v in values]
-            for whole, part in zip(collected, values, strict=True):
-                whole[:, block] = part
-        resets = None if resets is None else resets[:, first:]
-        if not formed:
-            return cls(dynamics, None, tuple(collected), resets)
-        op = collected[0]
-        if resets is not None:
-            op.masked_fill_(_per_state(resets, op), 0)
-        return cls(dynamics, op, (), resets)
+    def from_step(self, first: int) -> Linearization:
+        """The same for the steps from ``first`` on."""
+        return Linearization(
+            self.dynamics,
+            tuple(c[:, first:] for c in self.coefficients),
+            self.before[:, first:],
+            None if self.resets is None else self.resets[:, first:],
+        )
 
     def solve(self, b: Tensor, x0: Tensor, *, reverse: bool, out: Tensor | None = None) -> Tensor:
         """States of ``x_t = J_t x_{t−1} + b_t`` (``reverse``: ``x_t = J_tᵀ x_{t+1} + b_t``)."""
@@ -113,9 +93,12 @@ class Linearization:
             out = torch.empty_like(b, memory_format=torch.contiguous_format)
         if b.shape[1] == 0:
             return out
-        if self.operators is not None:
+        if formed(self.dynamics):
             algebra = cast(Algebra, self.dynamics.algebra("exact"))
-            op = algebra.transpose(self.operators) if reverse else self.operators
+            op = self.dynamics.operator(self.coefficients, "exact", self.before)
+            if self.resets is not None:
+                op = op.masked_fill(_per_state(self.resets, op), 0)
+            op = algebra.transpose(op) if reverse else op
             return affine_scan(op, b, x0, algebra=algebra, reverse=reverse, out=out)
         length, warmup = chunk_length(b.shape[1], x0.numel(), b.device.type)
         partition = Partition(b.shape[1], length, reverse)
@@ -131,13 +114,17 @@ class Linearization:
         return out
 
 
-def _adjoint(problem: Problem, dynamics: Dynamics, before: Source, u: Tensor, g: Tensor) -> Tensor:
+def linearized(problem: Problem, dynamics: Dynamics, before: Tensor, u: Tensor) -> Linearization:
+    """Linearization at the states ``before`` every step, which are after resets."""
+    return Linearization(dynamics, dynamics.coefficients(before, u), before, problem.resets)
+
+
+def _adjoint(linear: Linearization, g: Tensor) -> Tensor:
     """Cotangents ``λ_t`` of every state, from the cotangents ``g_t`` of the outputs."""
     out = torch.empty_like(g, memory_format=torch.contiguous_format)
     if g.shape[1]:
         out[:, -1] = g[:, -1]
-        linear = Linearization.at(dynamics, before, u, problem.resets, first=1)
-        linear.solve(g[:, :-1], g[:, -1], reverse=True, out=out[:, :-1])
+        linear.from_step(1).solve(g[:, :-1], g[:, -1], reverse=True, out=out[:, :-1])
     return out
 
 
@@ -179,12 +166,12 @@ class Solve(torch.autograd.Function):
         if torch.is_grad_enabled():
             before = problem.previous(states, h0)
             cotangents = AdjointSolve.apply(problem, g, before, u, *params)
-            u_bar, found = dynamics.gradients(before, u, cotangents)
-            grads = list(found)
-            first = before[:, :1]
+            values = dynamics.linearization(before, u)
+            u_bar, found = dynamics.gradients(values, before, u, cotangents)
+            grads, first = list(found), before[:, :1]
         else:
             cotangents, u_bar, grads = _first_order(problem, dynamics, states, u, h0, g)
-            first = problem.previous(states, h0, slice(0, 1))
+            first = problem.first(h0)
         h0_bar = _first_cotangent(problem, dynamics, first, u[:, :1], cotangents[:, :1])
         cast = (None if g is None else g.to(p.dtype) for g, p in zip(grads, params, strict=True))
         return None, u_bar, h0_bar, *cast
@@ -193,20 +180,24 @@ class Solve(torch.autograd.Function):
 def _first_order(
     problem: Problem, dynamics: Dynamics, states: Tensor, u: Tensor, h0: Tensor, g: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Cotangents of states, inputs and parameters, block by block."""
-
-    def before(block: slice) -> Tensor:
-        return problem.previous(states, h0, block)
-
-    cotangents = _adjoint(problem, dynamics, before, u, g)
+    """Cotangents of the first states, of inputs and of parameters, some rows at a time."""
     u_bar = torch.empty_like(u, memory_format=torch.contiguous_format)
+    first = []
     totals: list[Tensor | None] = []
-    for block in _blocks(u.shape[1], h0.numel()):
-        _, grads = dynamics.gradients(
-            before(block), u[:, block], cotangents[:, block], u_bar[:, block]
-        )
+    size = u.shape[0]
+    if formed(dynamics):
+        size = max(1, GROUP // max(1, states[:1].numel()))
+    for i in range(0, u.shape[0], size):
+        rows = slice(i, i + size)
+        part = problem.rows(rows)
+        before, drive = part.previous(states[rows], h0[rows]), u[rows]
+        values = dynamics.linearization(before, drive)
+        linear = Linearization(dynamics, values, before, part.resets)
+        cotangents = _adjoint(linear, g[rows])
+        _, grads = dynamics.gradients(values, before, drive, cotangents, u_bar[rows])
         totals = [_plus(a, b) for a, b in itertools.zip_longest(totals, grads)]
-    return cotangents, u_bar, totals
+        first.append(cotangents[:, :1])
+    return torch.cat(first) if first else g[:, :1], u_bar, totals
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -220,24 +211,27 @@ class AdjointSolve(torch.autograd.Function):
     def forward(
         ctx: Any, problem: Problem, g: Tensor, before: Tensor, u: Tensor, *params: Tensor
     ) -> Tensor:
-        dynamics = problem.make(params)
-        cotangents = _adjoint(problem, dynamics, lambda block: before[:, block], u, g)
+        cotangents = _adjoint(linearized(problem, problem.make(params), before, u), g)
         ctx.problem = problem
         ctx.save_for_backward(before, u, cotangents, *params)
         return cotangents
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        with full_precision(v.device):
-            return AdjointSolve._backward(ctx, v)
+        with torch.no_grad(), full_precision(v.device):
+            found = AdjointSolve._backward(ctx, v)
+        if not torch.is_grad_enabled():
+            return found
+        given = [g for g in found if g is not None]
+        last = iter(LastDerivative.apply(len(given), *given, v, *ctx.saved_tensors))
+        return tuple(None if g is None else next(last) for g in found)
 
     @staticmethod
     def _backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         before, u, cotangents, *params = ctx.saved_tensors
         problem: Problem = ctx.problem
         dynamics = problem.make(tuple(params))
-        linear = Linearization.at(dynamics, lambda block: before[:, block], u, problem.resets)
+        linear = linearized(problem, dynamics, before, u)
         zero = torch.zeros_like(before[:, 0])
         tangents = linear.solve(v, zero, reverse=False)
         # d/d(h, u, θ) of Σ_t λ_tᵀ J_t δ_{t−1}, with λ and δ held fixed.
@@ -248,3 +242,19 @@ class AdjointSolve(torch.autograd.Function):
             product = live.tangent(live.coefficients(inputs[0], inputs[1]), moved)
             grads = torch.autograd.grad(product, inputs, cotangents, allow_unused=True)
         return None, tangents, *grads
+
+
+class LastDerivative(torch.autograd.Function):
+    """The identity on the first tensors. Differentiating through it raises: it also depends on the
+    other tensors, in a way that is not implemented, and must not be silently left out."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "got a third derivative through a parallel solve, expected at most two; use "
+            "method='sequential', which autograd differentiates any number of times."
+        )

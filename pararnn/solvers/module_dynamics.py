@@ -34,7 +34,6 @@ class ModuleDynamics:
         self.state_shape = tuple(cast(Any, module).state_shape)
         self.size = math.prod(self.state_shape)
         self.bounds: list[tuple[float, float] | None] = [None]
-        self.linear = False
 
     def _call(self, h: Tensor, u: Tensor, params: Sequence[Tensor]) -> Tensor:
         lead = h.shape[: h.ndim - len(self.state_shape)]
@@ -59,6 +58,8 @@ class ModuleDynamics:
     def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:
         """The linearization point itself: products are taken by automatic differentiation."""
         return (h, u)
+
+    linearization = coefficients
 
     def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         h, u = coefficients
@@ -94,7 +95,12 @@ class ModuleDynamics:
         return self.operator((h, u), kind, h)
 
     def gradients(
-        self, h: Tensor, u: Tensor, cotangent: Tensor, u_bar: Tensor | None = None
+        self,
+        linearization: Coefficients,
+        h: Tensor,
+        u: Tensor,
+        cotangent: Tensor,
+        u_bar: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         create = torch.is_grad_enabled()
         with torch.enable_grad():

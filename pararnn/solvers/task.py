@@ -100,5 +100,5 @@ def prepare(
                 f"resets: got {resets.dtype} of shape {tuple(resets.shape)}, expected torch.bool "
                 f"of shape {(batch, length)}."
             )
-        checks.same_device("resets", resets, device)
+        resets = checks.same_device("resets", resets, device).clone()
     return Task(cell, u, h0, resets, params)

@@ -51,11 +51,24 @@ def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, Interval]) -> Inter
     return primitive.image(evaluate(expr.args[0], values))
 
 
+def _product(structure: str, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """A linear map on entries that may be infinite: a zero weight takes no part."""
+    act = BACKENDS["float64"][structure]
+    infinite = np.isinf(x)
+    finite = act(weight, np.where(infinite, 0.0, x))
+    sign = act(np.sign(weight), np.where(infinite, np.sign(x), 0.0))
+    touched = act(np.abs(np.sign(weight)), infinite.astype(float)) > 0
+    # All infinite terms of one bound have one sign, so their sum has it too.
+    return np.where(touched, np.where(sign < 0, -np.inf, np.inf), finite)
+
+
 def _apply(structure: str, weight: np.ndarray, x: Interval) -> Interval:
     """A linear map on a box: positive and negative parts of the weights act separately."""
-    act = BACKENDS["float64"][structure]
     up, down = np.maximum(weight, 0), np.minimum(weight, 0)
-    return Interval(act(up, x.lo) + act(down, x.hi), act(up, x.hi) + act(down, x.lo))
+    return Interval(
+        _product(structure, up, x.lo) + _product(structure, down, x.hi),
+        _product(structure, up, x.hi) + _product(structure, down, x.lo),
+    )
 
 
 def derivative_bounds(
@@ -103,11 +116,12 @@ def derivative_bounds(
         for stage in spec.stages:
             if isinstance(stage, Linear):
                 weight = np.asarray(weights[stage.map.name], float)
-                absolute = BACKENDS["float64"][f"{stage.map.structure}_abs"]
+                structure, absolute = stage.map.structure, np.abs(weight)
                 inner, d1, d2 = _elementwise(stage.operand, values, first, second)
-                values[stage.symbol] = _apply(stage.map.structure, weight, inner)
-                first[stage.symbol] = absolute(weight, np.broadcast_to(d1, shape))
-                second[stage.symbol] = absolute(weight, np.broadcast_to(d2, shape))
+                box = Interval(np.broadcast_to(inner.lo, shape), np.broadcast_to(inner.hi, shape))
+                values[stage.symbol] = _apply(structure, weight, box)
+                first[stage.symbol] = _product(structure, absolute, np.broadcast_to(d1, shape))
+                second[stage.symbol] = _product(structure, absolute, np.broadcast_to(d2, shape))
             else:
                 value, d1, d2 = _stage(stage, values, first, second)
                 values[stage.symbol], first[stage.symbol], second[stage.symbol] = value, d1, d2
@@ -144,6 +158,7 @@ def _elementwise(expr: sympy.Expr, values: dict, first: dict, second: dict) -> t
 
 
 def _times(bound: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Product in which an exact zero wins over an infinite bound."""
+    """Product of bounds, in which an exact zero wins over an infinity and NaN is no bound."""
     product = np.asarray(bound * factor)
-    return np.where(np.isnan(product), 0.0, product)
+    nothing = (np.asarray(bound) == 0) | (np.asarray(factor) == 0)
+    return np.where(nothing, 0.0, np.where(np.isnan(product), np.inf, product))

@@ -12,7 +12,7 @@ is the JVP, and reading the graph backwards is the VJP. Nothing larger than a st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -66,14 +66,29 @@ class Factorization:
         return tuple(pairs)
 
     @cached_property
-    def state_coefficients(self) -> tuple[sympy.Expr, ...]:
-        """Coefficients of :attr:`state_edges`, in the same order."""
-        return tuple(self.edges[t][s] for t, s in self.state_edges)
+    def coefficients(self) -> tuple[sympy.Expr, ...]:
+        """The distinct coefficients that are not plain numbers: first those of
+        :attr:`state_edges` (the first :attr:`n_state`), then those of drives and parameters."""
+        others = [(t, s) for t, row in self.edges.items() for s in row]
+        found = (self.edges[t][s] for t, s in (*self.state_edges, *others))
+        return tuple(dict.fromkeys(c for c in found if not c.is_number))
 
     @cached_property
-    def varying_edges(self) -> tuple[tuple[sympy.Symbol, sympy.Symbol], ...]:
-        """The state edges whose coefficient is not a plain number."""
-        return tuple((t, s) for t, s in self.state_edges if not self.edges[t][s].is_number)
+    def n_state(self) -> int:
+        """How many of :attr:`coefficients` carry a perturbation of the state."""
+        state = {self.edges[t][s] for t, s in self.state_edges}
+        return sum(c in state for c in self.coefficients)
+
+    def position(self, target: sympy.Symbol, source: sympy.Symbol) -> int | None:
+        """Index of an edge's coefficient in :attr:`coefficients`; None if it is a number."""
+        c = self.edges[target][source]
+        return None if c.is_number else self.coefficients.index(c)
+
+    @cached_property
+    def operands(self) -> tuple[sympy.Expr, ...]:
+        """Operands of linear stages that are more than a slot, each once."""
+        found = (st.operand for st in self.linear)
+        return tuple(dict.fromkeys(o for o in found if o not in self.slots))
 
     @cached_property
     def carrying(self) -> tuple[Linear, ...]:
@@ -96,7 +111,9 @@ class Factorization:
 
     @cached_property
     def jac_structure(self) -> str:
-        if not any(c.free_symbols & self.state_dependent for c in self.state_coefficients):
+        if not any(
+            c.free_symbols & self.state_dependent for c in self.coefficients[: self.n_state]
+        ):
             return "linear"
         structures = {st.map.structure for st in self.carrying}
         for structure, name in (("right", "m2rnn"), ("dense", "dense"), ("head", "head")):
@@ -104,24 +121,24 @@ class Factorization:
                 return name
         return "diag" if len(self.slots) == 1 else f"block{len(self.slots)}"
 
-    def channel_jacobian(self, named: Mapping[tuple, sympy.Expr]) -> list[list[sympy.Expr]]:
-        """Entries ``∂h'_i/∂h_j`` of a channelwise Spec, over the given names of the varying
+    def channel_jacobian(self, named: Sequence[sympy.Expr]) -> list[list[sympy.Expr]]:
+        """Entries ``∂h'_i/∂h_j`` of a channelwise Spec, over names of the first :attr:`n_state`
         coefficients and the diagonals of the maps."""
         rows: dict[sympy.Symbol, list[sympy.Expr]] = {
             s: [sympy.Integer(int(i == j)) for j in range(len(self.slots))]
             for i, s in enumerate(self.slots)
         }
-        zero = [sympy.Integer(0)] * len(self.slots)
 
         def combine(target: sympy.Symbol) -> list[sympy.Expr]:
-            total = list(zero)
+            total = [sympy.Integer(0)] * len(self.slots)
             for t, source in self.state_edges:
-                if t == target:
-                    c = named.get((t, source), self.edges[t][source])
+                if t == target and source in rows:
+                    i = self.position(t, source)
+                    c = self.edges[t][source] if i is None else named[i]
                     total = [a + c * b for a, b in zip(total, rows[source], strict=True)]
             return total
 
-        for stage in self.linear:
+        for stage in self.carrying:
             weight = sympy.Symbol(stage.map.name, real=True)
             rows[stage.symbol] = [weight * e for e in combine(operand_symbol(stage))]
         return [combine(out) for out in self.outputs]

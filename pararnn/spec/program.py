@@ -5,14 +5,14 @@ A *program* is a function of slots, drives and recurrent parameters, printed as 
 ==================  ==========================================================================
 ``step``            next value of every slot
 ``step_jacobian``   (channelwise Specs) the same statements, then the S×S Jacobian entries
-``jacobian``        (channelwise Specs) the S×S Jacobian entries alone
-``channel_jacobian``  the S×S entries from coefficients and (the diagonals of) the maps
 ``coefficients``    state-carrying coefficients of the factorized Jacobian
+``linearization``   those, the coefficients of drives and parameters, and operands of linear maps
+``channel_jacobian``  the S×S entries from coefficients and (the diagonals of) the maps
 ``tangent``         JVP from coefficients: perturbation of the state → of its update
 ``transpose``       VJP from coefficients: cotangent of the update → of the state
-``gradients``       recompute the stages, then the cotangents of drives and elementwise parameters,
-                    and (cotangent, operand) of every linear map
 ``majorant``        ``tangent`` with absolute coefficients: bounds a perturbation from above
+``gradients``       from a linearization and the cotangent of the update: the cotangents of drives
+                    and elementwise parameters, and (cotangent, operand) of every linear map
 ==================  ==========================================================================
 
 Two dialects share one printer. ``plain`` uses operators and named functions only, so the same
@@ -34,13 +34,14 @@ from .factorize import operand_symbol
 from .primitives import primitive_of
 
 if TYPE_CHECKING:
+    from .factorize import Factorization
     from .spec import Spec
 
 PROGRAMS = (
     "step",
     "step_jacobian",
-    "jacobian",
     "coefficients",
+    "linearization",
     "channel_jacobian",
     "tangent",
     "transpose",
@@ -48,6 +49,34 @@ PROGRAMS = (
     "majorant",
 )
 DIALECTS = ("plain", "torch")
+
+
+class sigmoid_backward(sympy.Function):
+    """``g·y(1−y)``, what differentiating ``y = sigmoid(x)`` gives, as one operation."""
+
+
+class tanh_backward(sympy.Function):
+    """``g·(1−y²)``, what differentiating ``y = tanh(x)`` gives, as one operation."""
+
+
+_SLOPES = (sigmoid_backward, tanh_backward)
+
+
+def _with_slopes(expr: sympy.Expr) -> sympy.Expr:
+    """Recognise the two derivatives in products, before common subexpressions break them up."""
+    if not expr.args:
+        return expr
+    args = [_with_slopes(a) for a in expr.args]
+    if not isinstance(expr, sympy.Mul) or any(a.is_number for a in args):
+        return expr.func(*args)
+    for y in args:
+        if isinstance(y, sympy.Symbol) and 1 - y in args and len(args) > 2:
+            return sigmoid_backward(sympy.Mul(*[f for f in args if f not in (y, 1 - y)]), y)
+    for slope in args:
+        square = 1 - slope
+        if isinstance(square, sympy.Pow) and square.base.is_Symbol and square.exp == 2:
+            return tanh_backward(sympy.Mul(*[f for f in args if f != slope]), square.base)
+    return expr.func(*args)
 
 
 class ExpressionPrinter:
@@ -89,6 +118,8 @@ class ExpressionPrinter:
         primitive = primitive_of(expr)
         if primitive is not None:
             return self._call(primitive.name, expr.args[0]), 3
+        if isinstance(expr, _SLOPES):
+            return f"{type(expr).__name__}({', '.join(map(self, expr.args))})", 3
         raise NotImplementedError(
             f"got {type(expr).__name__} in {expr}, expected sums, products, powers and the "
             "functions of pararnn.spec.primitives; add a row to that table to extend the language."
@@ -119,23 +150,26 @@ class ExpressionPrinter:
         return text, 1
 
     def _fused_sum(self, terms: Sequence[sympy.Expr]) -> str | None:
-        if len(terms) != 2:
-            return None
-        blend = _convex_blend(terms)
-        if blend:
+        """``lerp``, or a first summand with all following products added by ``addcmul``."""
+        blend = _convex_blend(terms) if len(terms) == 2 else None
+        if blend and not any(part.is_number for part in blend):
             start, end, weight = blend
             return f"lerp({self(start)}, {self(end)}, {self(weight)})"
-        for product, rest in (terms[::-1], terms):
-            if (
-                isinstance(product, sympy.Mul)
-                and not product.args[0].is_number
-                and not rest.as_coeff_Mul()[0].is_negative
-                and not rest.is_number
-            ):
-                *head, last = product.args
-                left = sympy.Mul(*head, evaluate=False) if len(head) > 1 else head[0]
-                return f"addcmul({self(rest)}, {self(left)}, {self(last)})"
-        return None
+        products = [
+            t for t in terms if isinstance(t, sympy.Mul) and not any(a.is_number for a in t.args)
+        ]
+        others = [t for t in terms if t not in products]
+        if not others:
+            others, products = products[:1], products[1:]
+        base = sympy.Add(*others)
+        if not products or base.is_number or base.as_coeff_Mul()[0].is_negative:
+            return None
+        text = self(base)
+        for product in products:
+            *head, last = product.args
+            left = sympy.Mul(*head, evaluate=False) if len(head) > 1 else head[0]
+            text = f"addcmul({text}, {self(left)}, {self(last)})"
+        return text
 
     def _product(self, expr: sympy.Mul) -> tuple[str, int]:
         numerator, denominator = [], []
@@ -219,6 +253,8 @@ class _Writer:
     def expressions(self, exprs: Sequence[sympy.Expr]) -> list[str]:
         """Print several expressions after common-subexpression elimination."""
         exprs = [e.xreplace(getattr(self, "shorthand", {})) for e in exprs]
+        if self.printer.fused:
+            exprs = [_with_slopes(e) for e in exprs]
         names = (sympy.Symbol(f"_x{i}", real=True) for i in range(self.temporaries, 10**6))
         replacements, reduced = sympy.cse(exprs, symbols=names, order="canonical")
         self.temporaries += len(replacements)
@@ -226,17 +262,16 @@ class _Writer:
             self.assign(symbol.name, self.printer(expr))
         return [self.printer(e) for e in reduced]
 
-    def coefficients(self) -> dict[tuple, sympy.Expr]:
-        """Assign every varying coefficient to a name, so that e.g. ``1 - z`` stays one term and is
-        not reordered into a longer sum, where it would cancel."""
+    def coefficients(self) -> list[sympy.Symbol]:
+        """Assign every state-carrying coefficient to a name, so that e.g. ``1 - z`` stays one
+        term and is not reordered into a longer sum, where it would cancel."""
         fz = self.spec.factorization
-        texts = self.expressions([fz.edges[t][s] for t, s in fz.varying_edges])
-        named = {}
-        for i, (edge, text) in enumerate(zip(fz.varying_edges, texts, strict=True)):
+        named = []
+        for i, text in enumerate(self.expressions(fz.coefficients[: fz.n_state])):
             name = text if text.isidentifier() else f"_c{i}"
             if name != text:
                 self.assign(name, text)
-            named[edge] = sympy.Symbol(name, real=True)
+            named.append(sympy.Symbol(name, real=True))
         return named
 
     def text(self, name: str, args: Sequence[str], results: Sequence[str]) -> str:
@@ -289,109 +324,102 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
     if program == "step":
         writer.forward()
         return writer.text("step", arguments(spec), outputs)
-    if program in ("step_jacobian", "jacobian"):
+    if program == "step_jacobian":
         if not spec.channelwise:
             raise ValueError(
                 f"{spec.name}: {program!r} needs a channelwise Spec, but maps mix channels; "
                 "use 'coefficients' with 'tangent' or 'transpose'."
             )
         writer.forward()
-        named = writer.coefficients()
-        entries = [e for row in fz.channel_jacobian(named) for e in row]
-        results = outputs if program == "step_jacobian" else []
-        return writer.text(program, arguments(spec), results + writer.expressions(entries))
+        entries = [e for row in fz.channel_jacobian(writer.coefficients()) for e in row]
+        return writer.text(program, arguments(spec), outputs + writer.expressions(entries))
     if program == "coefficients":
         writer.forward()
-        values = [fz.edges[t][s] for t, s in fz.varying_edges]
-        return writer.text(program, arguments(spec), writer.expressions(values))
+        values = writer.expressions(fz.coefficients[: fz.n_state])
+        return writer.text(program, arguments(spec), values)
+    if program == "linearization":
+        writer.forward()
+        values = writer.expressions([*fz.coefficients, *fz.operands])
+        return writer.text(program, arguments(spec), values)
     if program == "channel_jacobian":
-        named = {e: sympy.Symbol(f"_c{i}", real=True) for i, e in enumerate(fz.varying_edges)}
+        named = _coefficient_symbols(fz.n_state)
         entries = [e for row in fz.channel_jacobian(named) for e in row]
-        args = [s.name for s in named.values()] + recurrent_arguments(spec)
+        args = [s.name for s in named] + recurrent_arguments(spec)
         return writer.text(program, args, writer.expressions(entries))
     if program == "gradients":
         return _print_gradients(spec, writer)
-    return _print_linear(spec, writer, program)
-
-
-def _print_linear(spec: Spec, writer: _Writer, program: str) -> str:
-    """``tangent``, ``majorant`` and ``transpose``: the signal-flow graph, forwards or backwards."""
-    fz = spec.factorization
-    names = [f"_c{i}" for i in range(len(fz.varying_edges))]
-    coefficient = {
-        edge: sympy.Symbol(name, real=True)
-        for edge, name in zip(fz.varying_edges, names, strict=True)
-    }
-    absolute = program == "majorant"
-
-    def weighted(edge: tuple, value: sympy.Symbol) -> sympy.Expr:
-        fixed = fz.edges[edge[0]][edge[1]]
-        if fixed.is_number:
-            return (abs(fixed) if absolute else fixed) * value
-        return coefficient[edge] * value
-
     if program == "transpose":
-        bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
-        for stage in reversed(fz.carrying):
-            total = sum(
-                (
-                    weighted((t, s), bar[t])
-                    for t, s in fz.state_edges
-                    if s == stage.symbol and t in bar
-                ),
-                sympy.Integer(0),
-            )
-            writer.assign(f"_{stage.symbol.name}_bar", writer.printer(total))
-            name = f"{operand_symbol(stage).name}_bar"
-            writer.assign(
-                name, f"{stage.map.structure}_t({stage.map.name}, _{stage.symbol.name}_bar)"
-            )
-            bar[operand_symbol(stage)] = sympy.Symbol(name, real=True)
-        results = []
-        for slot in fz.slots:
-            terms = [weighted((t, s), bar[t]) for t, s in fz.state_edges if s == slot and t in bar]
-            results.append(
-                writer.printer(sum(terms, sympy.Integer(0)))
-                if terms
-                else f"zero({bar[fz.outputs[0]].name})"
-            )
-        inputs = [bar[o].name for o in fz.outputs]
-    else:
-        dot = {s: sympy.Symbol(f"_{s.name}_dot", real=True) for s in fz.slots}
-        for stage in fz.carrying:
-            target = operand_symbol(stage)
-            total = sum(
-                (weighted((t, s), dot[s]) for t, s in fz.state_edges if t == target and s in dot),
-                sympy.Integer(0),
-            )
-            call = f"{stage.map.structure}_abs" if absolute else stage.map.structure
-            name = f"_{stage.symbol.name}_dot"
-            writer.assign(name, f"{call}({stage.map.name}, {writer.printer(total)})")
-            dot[stage.symbol] = sympy.Symbol(name, real=True)
-        results = []
-        for out in fz.outputs:
-            terms = [weighted((t, s), dot[s]) for t, s in fz.state_edges if t == out and s in dot]
-            results.append(
-                writer.printer(sum(terms, sympy.Integer(0)))
-                if terms
-                else f"zero({dot[fz.slots[0]].name})"
-            )
-        inputs = [dot[s].name for s in fz.slots]
-    args = [*inputs, *names, *recurrent_arguments(spec)]
-    return writer.text(program, args, results)
+        return _print_transpose(spec, writer)
+    return _print_tangent(spec, writer, program)
+
+
+def _coefficient_symbols(count: int) -> list[sympy.Symbol]:
+    return [sympy.Symbol(f"_c{i}", real=True) for i in range(count)]
+
+
+def _edge_value(fz: Factorization, target: sympy.Symbol, source: sympy.Symbol) -> sympy.Expr:
+    """An edge's coefficient as programs know it: a number, or the name of an argument."""
+    i = fz.position(target, source)
+    return fz.edges[target][source] if i is None else sympy.Symbol(f"_c{i}", real=True)
+
+
+def _print_transpose(spec: Spec, writer: _Writer) -> str:
+    """Read the signal-flow graph of the state backwards."""
+    fz = spec.factorization
+    bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
+
+    def gathered(source: sympy.Symbol) -> str:
+        edges = [(t, s) for t, s in fz.state_edges if s == source and t in bar]
+        if not edges:
+            return f"zero({bar[fz.outputs[0]].name})"
+        return writer.printer(sum(_edge_value(fz, t, s) * bar[t] for t, s in edges))
+
+    for stage in reversed(fz.carrying):
+        outer, inner = f"_{stage.symbol.name}_bar", f"{operand_symbol(stage).name}_bar"
+        writer.assign(outer, gathered(stage.symbol))
+        writer.assign(inner, f"{stage.map.structure}_t({stage.map.name}, {outer})")
+        bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
+    names = [c.name for c in _coefficient_symbols(fz.n_state)]
+    args = [*(bar[o].name for o in fz.outputs), *names, *recurrent_arguments(spec)]
+    return writer.text("transpose", args, [gathered(slot) for slot in fz.slots])
+
+
+def _print_tangent(spec: Spec, writer: _Writer, program: str) -> str:
+    """``tangent``, and ``majorant`` with absolute values: the signal-flow graph forwards."""
+    fz = spec.factorization
+    absolute = program == "majorant"
+    dot = {s: sympy.Symbol(f"_{s.name}_dot", real=True) for s in fz.slots}
+
+    def gathered(target: sympy.Symbol) -> str:
+        edges = [(t, s) for t, s in fz.state_edges if t == target and s in dot]
+        if not edges:
+            return f"zero({dot[fz.slots[0]].name})"
+        values = [(_edge_value(fz, t, s), dot[s]) for t, s in edges]
+        return writer.printer(
+            sum((abs(c) if absolute and c.is_number else c) * v for c, v in values)
+        )
+
+    for stage in fz.carrying:
+        call = f"{stage.map.structure}_abs" if absolute else stage.map.structure
+        name = f"_{stage.symbol.name}_dot"
+        writer.assign(name, f"{call}({stage.map.name}, {gathered(operand_symbol(stage))})")
+        dot[stage.symbol] = sympy.Symbol(name, real=True)
+    names = [c.name for c in _coefficient_symbols(fz.n_state)]
+    args = [*(dot[s].name for s in fz.slots), *names, *recurrent_arguments(spec)]
+    return writer.text(program, args, [gathered(out) for out in fz.outputs])
 
 
 def _print_gradients(spec: Spec, writer: _Writer) -> str:
     """Cotangents of what enters one step besides the state, from those of the next state."""
     fz = spec.factorization
     bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
-    writer.forward()
+    operands = {o: f"_q{i}" for i, o in enumerate(fz.operands)}
 
     def cotangent(source: sympy.Symbol) -> sympy.Expr:
         terms = [
-            edges[source] * bar[target]
-            for target, edges in fz.edges.items()
-            if source in edges and target in bar
+            _edge_value(fz, target, source) * bar[target]
+            for target, row in fz.edges.items()
+            if source in row and target in bar
         ]
         return sum(terms, sympy.Integer(0))
 
@@ -401,30 +429,27 @@ def _print_gradients(spec: Spec, writer: _Writer) -> str:
         total = cotangent(stage.symbol)
         name = f"_{stage.symbol.name}_bar"
         if total == 0:
-            pairs.append((stage, "None", "None"))
+            pairs += ["None", "None"]
             continue
-        writer.assign(name, writer.expressions([total])[0])
+        writer.assign(name, writer.printer(total))
         assigned[total] = name
-        (operand,) = writer.expressions([stage.operand])
-        if not operand.isidentifier():
-            writer.assign(operand_symbol(stage).name, operand)
-            operand = operand_symbol(stage).name
-        pairs.append((stage, name, operand))
+        pairs += [operands.get(stage.operand, str(stage.operand)), name]
         inner = f"{operand_symbol(stage).name}_bar"
         writer.assign(inner, f"{stage.map.structure}_t({stage.map.name}, {name})")
         bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
-    pairs.reverse()
-    sources = [
-        *(d.symbol for d in spec.drive_list),
-        *(p.symbol for p in spec.param_list),
-    ]
+    sources = [*(d.symbol for d in spec.drive_list), *(p.symbol for p in spec.param_list)]
     # A drive that enters next to a linear output (A h + u) has that output's cotangent.
     totals = [cotangent(s) for s in sources]
     texts = iter(writer.expressions([t for t in totals if t != 0 and t not in assigned]))
     results = ["None" if t == 0 else assigned[t] if t in assigned else next(texts) for t in totals]
-    results += [part for _, name, operand in pairs for part in (name, operand)]
-    args = [b.name for b in (bar[o] for o in fz.outputs)] + arguments(spec)
-    return writer.text("gradients", args, results)
+    args = [
+        *(bar[o].name for o in fz.outputs),
+        *(s.name for s in fz.slots),
+        *(c.name for c in _coefficient_symbols(len(fz.coefficients))),
+        *operands.values(),
+        *recurrent_arguments(spec),
+    ]
+    return writer.text("gradients", args, results + pairs[::-1])
 
 
 def load(source: str, namespace: Mapping[str, Any]) -> Any:
