@@ -81,7 +81,7 @@ CLAUSES: tuple[Clause, ...] = (
         "A solve returns a trajectory",
         "An unpinned solve converges or falls back: every returned state is the step of the one "
         "before, up to the reported residual, for any weights. `final_state` is the last state.",
-        "reported residual ≤ 1e-12 (float64), 1e-6 (float32), relative to max(1, |state|); the "
+        "reported residual ≤ 1e-12 (float64), 1e-6 (float32), relative to max(1, size of the state); the "
         "recomputed one at most ‖J‖ times that plus 16 roundoffs",
         "Inside a chunk the states are steps. At a boundary the chunk starts from a state that "
         "differs from the end before it by the reported mismatch, and one step multiplies that by "
