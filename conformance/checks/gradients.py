@@ -140,4 +140,26 @@ def second_order(ctx: Context) -> None:
             for what, value in curvature(run).items():
                 with ctx.explained(f"{label}, second derivative of {what}"):
                     ctx.within("Hessian product − loop's", error(value, expected[what]), 1e-10)
+        third_order(ctx, cell, x, h0)
     finite_differences(ctx, gradgradcheck)
+
+
+def third_order(ctx: Context, cell: nn.Module, x: Tensor, h0: Tensor) -> None:
+    """A third derivative is right or an error."""
+
+    def third(run: Run) -> Tensor:
+        given = x.clone().requires_grad_()
+        value = run(cell, given, h0)[0].pow(3).sum()
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(value, given, create_graph=True)
+            value = gradient.square().sum()
+        return torch.autograd.grad(value, given)[0]
+
+    expected = third(by_loop)
+    for label, run in runs(ctx, cell):
+        try:
+            found = third(run)
+        except RuntimeError:
+            continue  # said, not hidden
+        with ctx.explained(f"{label}, third derivative"):
+            ctx.within("third derivative − loop's", error(found, expected), 1e-9)
