@@ -43,7 +43,9 @@ class Specimen:
 
 
 def _heads(a: Tensor, h: Tensor) -> Tensor:
-    return torch.cat([h[..., i * a.shape[-1] : (i + 1) * a.shape[-1]] @ m.T for i, m in enumerate(a)], -1)
+    return torch.cat(
+        [h[..., i * a.shape[-1] : (i + 1) * a.shape[-1]] @ m.T for i, m in enumerate(a)], -1
+    )
 
 
 def _gru(mix: Callable[[Tensor, Tensor], Tensor]) -> Callable:

@@ -10,7 +10,17 @@ import pytest
 import torch
 
 import pararnn
-from pararnn import Cell, ParaGRU, ParaM2RNN, Spec, cell_names, get_cell, sequential_apply, solve, tanh
+from pararnn import (
+    Cell,
+    ParaGRU,
+    ParaM2RNN,
+    Spec,
+    cell_names,
+    get_cell,
+    sequential_apply,
+    solve,
+    tanh,
+)
 
 CELLS = {
     "diag": lambda **kw: ParaGRU(3, 4, **kw),
@@ -150,7 +160,10 @@ def test_hyperparameters_rebuild_every_option():
     cell = ParaGRU(3, 6, mix="head", n_heads=3, max_recurrent_norm=0.7, bias=False)
     again = ParaGRU(**cell.hyperparameters())
     assert (again.n_heads, again.max_recurrent_norm, again.mix) == (3, 0.7, "head")
-    assert ParaGRU(**ParaGRU(3, 6, max_recurrent_norm=None).hyperparameters()).max_recurrent_norm is None
+    assert (
+        ParaGRU(**ParaGRU(3, 6, max_recurrent_norm=None).hyperparameters()).max_recurrent_norm
+        is None
+    )
 
 
 def test_state_dict(make):

@@ -74,7 +74,9 @@ def test_reset_parameters_starts_anew():
     before = [p.clone() for p in cell.parameters()]
     torch.nn.init.ones_(cell.in_proj.bias)
     cell.reset_parameters()
-    assert not any(torch.equal(a, b) for a, b in zip(before, cell.parameters(), strict=True) if a.any())
+    assert not any(
+        torch.equal(a, b) for a, b in zip(before, cell.parameters(), strict=True) if a.any()
+    )
     assert not cell.in_proj.bias.any()
 
 

@@ -56,7 +56,9 @@ def slots_matrix(op):  # (n, S w, S w) acting on (S, n w), S = 2
 
 CASES = [
     Case("diagonal", Diagonal(), (3,), (3,), np.diag),
-    Case("diagonal of a matrix state", Diagonal(), (2, 3), (2, 3), lambda a: np.diag(a.reshape(-1))),
+    Case(
+        "diagonal of a matrix state", Diagonal(), (2, 3), (2, 3), lambda a: np.diag(a.reshape(-1))
+    ),
     Case("block", Block(), (2, 3), (2, 2, 3), block_matrix),
     Case("dense", Dense(), (3,), (1, 3, 3), lambda a: a[0]),
     Case("heads", Dense(heads=2), (4,), (2, 2, 2), heads_matrix),
@@ -104,7 +106,11 @@ def test_apply_affine_compose_transpose(case):
     first, second = op[:, 0], op[:, 1]
     a = case.algebra
     for i in range(B):
-        A1, A2, x = case.matrix(first[i].numpy()), case.matrix(second[i].numpy()), x0[i].reshape(-1).numpy()
+        A1, A2, x = (
+            case.matrix(first[i].numpy()),
+            case.matrix(second[i].numpy()),
+            x0[i].reshape(-1).numpy(),
+        )
         flat = lambda t: t[i].reshape(-1).numpy()  # noqa: B023, E731
         np.testing.assert_allclose(flat(a.apply(first, x0)), A1 @ x, 1e-12, 1e-12)
         want = A1 @ x + flat(b[:, 0])

@@ -35,7 +35,9 @@ def build(make, gain, length=40, batch=2):
 def test_claims_hold(make, gain, where):
     """States are spoilt by noise of every size; whenever a bound is given, it is one."""
     cell, x = build(make, gain)
-    h0 = 2.5 * torch.randn(2, *cell.state_shape, dtype=torch.float64) if where == "outside" else None
+    h0 = (
+        2.5 * torch.randn(2, *cell.state_shape, dtype=torch.float64) if where == "outside" else None
+    )
     resets = torch.rand(2, 40) < 0.15 if where == "resets" else None
     task = prepare(cell, x, h0, resets)
     with torch.no_grad():

@@ -211,7 +211,9 @@ class WrongShape(nn.Module):
 def test_a_step_of_another_shape_is_refused(kind, method):
     cell, x = WrongShape(kind), torch.randn(2, 20, 3)
     with pytest.raises(ValueError, match="shape"):
-        solve(cell, x, NewtonConfig(chunk_length=4) if method == "shooting" else None, method=method)
+        solve(
+            cell, x, NewtonConfig(chunk_length=4) if method == "shooting" else None, method=method
+        )
     with pytest.raises(ValueError, match="shape"):
         sequential_apply(cell, x)
 

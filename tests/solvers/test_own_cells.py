@@ -31,9 +31,7 @@ def reference(specimen, cell, x, h0, resets=None):
     u = torch.nn.functional.linear(x, cell.in_proj.weight, cell.in_proj.bias)
     shapes = specimen.spec.drive_shapes(specimen.sizes)
     widths = [torch.Size(s).numel() for s in shapes]
-    parts = [
-        p.reshape(*u.shape[:2], *s) for p, s in zip(u.split(widths, -1), shapes, strict=True)
-    ]
+    parts = [p.reshape(*u.shape[:2], *s) for p, s in zip(u.split(widths, -1), shapes, strict=True)]
     params = [getattr(cell, n) for n in specimen.spec.parameter_shapes(specimen.sizes)]
     h, out = h0, []
     for t in range(x.shape[1]):
@@ -128,7 +126,9 @@ def test_only_what_needs_a_gradient(specimen):
     for needed in ("x", "h0", "parameters", "nothing"):
         x.requires_grad_(needed == "x"), h0.requires_grad_(needed == "h0")
         cell.requires_grad_(needed == "parameters")
-        inputs = {"x": [x], "h0": [h0], "parameters": list(cell.parameters()), "nothing": []}[needed]
+        inputs = {"x": [x], "h0": [h0], "parameters": list(cell.parameters()), "nothing": []}[
+            needed
+        ]
         got = solve(cell, x, method="newton", h0=h0).states
         want = reference(specimen, cell, x, h0)
         assert got.requires_grad == bool(inputs)

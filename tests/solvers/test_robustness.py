@@ -78,7 +78,9 @@ def test_resets_start_from_zero(make, mode):
     for at in (0, 1, 7, 8, 9, 16, 39):
         resets = torch.zeros(1, 40, dtype=torch.bool)
         resets[0, at] = True
-        got = solve(cell, x, config, method=method, resets=resets, h0=torch.ones(1, *cell.state_shape))
+        got = solve(
+            cell, x, config, method=method, resets=resets, h0=torch.ones(1, *cell.state_shape)
+        )
         first = sequential_apply(cell, x[:, :at], h0=torch.ones(1, *cell.state_shape))
         second = sequential_apply(cell, x[:, at:])
         torch.testing.assert_close(got.states, torch.cat([first, second], 1), rtol=0, atol=3e-6)
@@ -102,7 +104,10 @@ def test_half_precision_is_one_output_rounding_away(make, dtype):
     for method, config in MODES.values():
         got = solve(cell, x, config, method=method).states
         assert got.dtype == dtype
-        assert float(((got.float() - want.float()).abs() / want.float().abs().clamp_min(0.1)).max()) <= ulp
+        assert (
+            float(((got.float() - want.float()).abs() / want.float().abs().clamp_min(0.1)).max())
+            <= ulp
+        )
 
 
 @cells
@@ -126,7 +131,9 @@ def test_float16_overflow_is_what_the_loop_gives(make):
     assert bool(cell.drives(x).isinf().any())
     for method, config in MODES.values():
         got = solve(cell, x, config, method=method).states
-        torch.testing.assert_close(got, sequential_apply(cell, x), rtol=1e-3, atol=1e-3, equal_nan=True)
+        torch.testing.assert_close(
+            got, sequential_apply(cell, x), rtol=1e-3, atol=1e-3, equal_nan=True
+        )
 
 
 @cells

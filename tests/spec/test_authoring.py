@@ -20,7 +20,10 @@ def elman(name="Elman", structure="diagonal", axes=("d",)):
 
 
 def test_undeclared_symbol():
-    with pytest.raises(SpecError, match=r"'h_next': v is used before it is defined"), Spec("S") as s:
+    with (
+        pytest.raises(SpecError, match=r"'h_next': v is used before it is defined"),
+        Spec("S") as s,
+    ):
         h = s.state("h")
         s.next(h, h + sympy.Symbol("v", real=True))
 

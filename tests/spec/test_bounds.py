@@ -9,7 +9,16 @@ import torch
 from pararnn.spec import Spec, sigmoid, tanh
 from pararnn.spec.bounds import derivative_bounds
 
-BOUNDED = ("gru_diag", "gru_head", "gru_dense", "matrix", "matrix_two", "lstm", "lstm_head", "everything")
+BOUNDED = (
+    "gru_diag",
+    "gru_head",
+    "gru_dense",
+    "matrix",
+    "matrix_two",
+    "lstm",
+    "lstm_head",
+    "everything",
+)
 
 
 def second_derivative(specimen, state, drives, params, v):
@@ -38,7 +47,11 @@ def test_samples_never_exceed(zoo, name, reach):
         state = width * (2 * torch.rand(state.shape, generator=g, dtype=torch.float64) - 1)
         if seed % 2:
             state = width * state.sign()  # the corners
-        v = torch.ones_like(state) if seed == 0 else torch.randn(state.shape, generator=g).sign().double()
+        v = (
+            torch.ones_like(state)
+            if seed == 0
+            else torch.randn(state.shape, generator=g).sign().double()
+        )
         d1, d2 = second_derivative(specimen, state, drives, params, v)
         assert np.all(d1.abs().numpy() <= first.reshape(-1) * (1 + 1e-9) + 1e-12)
         assert np.all(d2.abs().numpy() <= second.reshape(-1) * (1 + 1e-9) + 1e-12)

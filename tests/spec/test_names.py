@@ -66,7 +66,9 @@ def test_any_names_give_the_same_numbers(names):
         following, op = dynamics.step_with_operator(h.expand(lead), u.expand(lead), "exact")
         torch.testing.assert_close(following[0, 0], want)
         torch.testing.assert_close((op[0, 0] * v), grads[0])
-        torch.testing.assert_close(dynamics.operator_at(h.expand(lead), u.expand(lead), "exact"), op)
+        torch.testing.assert_close(
+            dynamics.operator_at(h.expand(lead), u.expand(lead), "exact"), op
+        )
         u_bar, (a_bar, b_bar, q_bar) = dynamics.gradients(h, u, v)
         torch.testing.assert_close(u_bar, torch.cat(grads[1:3]))
         torch.testing.assert_close((a_bar, b_bar, q_bar), grads[3:])

@@ -134,5 +134,7 @@ def test_batches(specimen):
     v = np.random.default_rng(1).normal(size=state.shape)
     whole = oracle.jvp(specimen.spec, state.numpy(), [u.numpy() for u in drives], arrays, v)
     for i in np.ndindex(2, 3):
-        one = oracle.jvp(specimen.spec, state[i].numpy(), [u[i].numpy() for u in drives], arrays, v[i])
+        one = oracle.jvp(
+            specimen.spec, state[i].numpy(), [u[i].numpy() for u in drives], arrays, v[i]
+        )
         np.testing.assert_allclose(whole[i], one, 1e-13, 1e-15)

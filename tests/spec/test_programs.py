@@ -156,7 +156,9 @@ def test_quasi_operator_of_a_dense_map_is_the_diagonal(zoo):
         c = dynamics.coefficients(state, packed(drives, (1, 1)))
         op = dynamics.operator(c, "quasi", state)
         # Exactly the Jacobian of the cell whose maps are replaced by their diagonals.
-        diagonals = tuple(torch.cat([torch.diag(m) for m in p.reshape(-1, *p.shape[-2:])]) for p in params)
+        diagonals = tuple(
+            torch.cat([torch.diag(m) for m in p.reshape(-1, *p.shape[-2:])]) for p in params
+        )
         assert op.shape == state.shape
         program = compiled(specimen.spec, "channel_jacobian")
         torch.testing.assert_close(program(*c, *diagonals)[0], op)
@@ -196,7 +198,9 @@ def test_one_minus_z_is_not_reordered(zoo):
     h = torch.full((1, 4), 0.7, dtype=torch.float64)
     zero = torch.zeros_like(u_z)
     params = (torch.zeros(4, dtype=torch.float64),) * 3
-    got = dynamics_of(specimen, params).operator_at(h[None], packed((u_z, zero, zero), (1,))[None], "exact")
+    got = dynamics_of(specimen, params).operator_at(
+        h[None], packed((u_z, zero, zero), (1,))[None], "exact"
+    )
     z = torch.sigmoid(u_z)  # rounded, as the program sees it
     want = float(1 - mpmath.mpf(float(z[0, 0])))
     assert want > 0

@@ -1,0 +1,255 @@
+"""verify_agreement: passes what agrees, fails what does not, and leaves the model as it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+from pararnn import Cell, NewtonConfig, ParaGRU, ParaM2RNN, ParaRNN, Spec, tanh, verify_agreement
+
+
+def elman():
+    with Spec("Elman") as s:
+        h = s.state("h", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        w = s.map("w", structure="diagonal")
+        s.next(h, tanh(w(h) + u))
+    return s
+
+
+class Written(Cell):
+    spec = elman()
+    error = 0.0
+
+    def recurrence(self, h, u, w):
+        return torch.tanh(w * h + u + self.error)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.first = ParaRNN(ParaGRU(3, 4), num_layers=2)
+        self.second = ParaRNN(ParaM2RNN(4, 2, 2), batch_first=False)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        y, h = self.first(x)
+        z, _ = self.second(y.transpose(0, 1))
+        return self.out(z)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ParaGRU(3, 4),
+        lambda: ParaGRU(3, 4).double(),
+        lambda: ParaGRU(3, 4).bfloat16(),
+        lambda: ParaM2RNN(3, 2, 2),
+        lambda: Written(3, 4),
+        lambda: ParaRNN(ParaGRU(3, 4), num_layers=2),
+        lambda: ParaRNN(ParaM2RNN(3, 2, 2).half(), solver="newton"),
+        Model,
+    ],
+)
+def test_what_agrees_passes(build):
+    torch.manual_seed(0)
+    module = build()
+    x = torch.randn(2, 40, 3, dtype=next(module.parameters()).dtype)
+    report = verify_agreement(module, x)
+    assert report.passed, str(report)
+    assert all(a.passed for a in report.layers)
+    assert "PASS" in str(report)
+    plain = report.to_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["passed"] is True
+    assert len(plain["layers"]) == len(report.layers) > 0
+    for layer in report.layers:
+        assert 0 <= layer.error <= layer.tolerance
+        assert layer.shape[:2] == (2, 40)
+
+
+def test_layers_of_a_model_are_named():
+    report = verify_agreement(Model(), torch.randn(2, 20, 3))
+    assert [a.layer for a in report.layers] == [
+        "first.cells[0]",
+        "first.cells[1]",
+        "second.cells[0]",
+    ]
+    assert [a.cell for a in report.layers] == ["ParaGRU", "ParaGRU", "ParaM2RNN"]
+
+
+@pytest.mark.parametrize("error", [1e-3, 3e-5])
+@pytest.mark.parametrize(
+    "wrap", [lambda c: c, lambda c: ParaRNN(c), lambda c: nn.Sequential(ParaRNN(c))]
+)
+def test_a_broken_equation_fails(error, wrap):
+    """The written recurrence and the Spec differ a little."""
+    torch.manual_seed(0)
+    cell = Written(3, 4)
+    cell.error = error
+    for method in ("auto", "newton"):
+        module = wrap(cell)
+        config = None if method == "auto" else NewtonConfig(chunk_length=1)
+        report = verify_agreement(module, torch.randn(2, 30, 3), config)
+        assert not report.passed
+        assert "FAIL" in str(report)
+        assert report.layers[0].error > report.layers[0].tolerance
+        assert "limit" in report.layers[0].reason
+
+
+def test_a_broken_double_precision_cell_fails():
+    cell = Written(3, 4).double()
+    cell.error = 1e-8
+    assert not verify_agreement(cell, torch.randn(2, 30, 3, dtype=torch.float64)).passed
+
+
+def test_too_few_iterations_fail():
+    torch.manual_seed(0)
+    cell = ParaGRU(3, 4, mix="head", n_heads=2)
+    with torch.no_grad():
+        for a in (cell.A_z, cell.A_r, cell.A_n):
+            a.mul_(6)
+    rnn = ParaRNN(cell, solver="newton")
+    x = torch.randn(2, 60, 3)
+    config = NewtonConfig(max_iters=1, on_divergence="ignore")
+    report = verify_agreement(rnn, x, config)
+    assert not report.passed
+    assert "did not converge" in report.layers[0].reason
+    assert report.layers[0].iterations == 1
+
+
+def test_a_start_outside_zero():
+    cell = ParaGRU(3, 4)
+    x, h0 = torch.randn(2, 30, 3), 0.5 * torch.randn(2, 4)
+    assert verify_agreement(cell, x, h0=h0).passed
+    assert verify_agreement(ParaRNN(cell), x, h0=h0[None]).passed
+
+
+def test_one_sequence_and_time_first():
+    assert verify_agreement(ParaRNN(ParaGRU(3, 4)), torch.randn(30, 3)).passed
+    report = verify_agreement(ParaRNN(ParaGRU(3, 4), batch_first=False), torch.randn(30, 2, 3))
+    assert report.layers[0].shape == (2, 30, 4)
+    assert verify_agreement(ParaRNN(ParaGRU(3, 4)), torch.randn(2, 0, 3)).passed
+
+
+def test_the_model_is_left_as_it_was():
+    torch.manual_seed(0)
+    model = Model()
+    model.train()
+    model.norm.eval()
+    model.first.cells[1].eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    modes = [m.training for m in model.modules()]
+    hooks = [len(m._forward_pre_hooks) for m in model.modules()]
+    verify_agreement(model, torch.randn(2, 20, 3))
+    assert [m.training for m in model.modules()] == modes
+    assert [len(m._forward_pre_hooks) for m in model.modules()] == hooks
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    model.out = nn.Linear(7, 1)  # breaks after the recurrent layers
+    with pytest.raises(RuntimeError):
+        verify_agreement(model, torch.randn(2, 20, 3))
+    assert [m.training for m in model.modules()][: len(modes)] == modes
+    assert [len(m._forward_pre_hooks) for m in model.modules()] == hooks
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = ParaRNN(ParaGRU(3, 4)), nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+def test_nothing_checked_is_not_a_pass():
+    try:
+        report = verify_agreement(Unused(), torch.randn(2, 5, 3))
+    except (TypeError, ValueError, RuntimeError):
+        return
+    assert not report.passed
+
+
+class Restarting(nn.Module):
+    """A model that resets its layer: what is compared is what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = ParaRNN(ParaGRU(3, 4))
+
+    def forward(self, x):
+        resets = torch.zeros(x.shape[:2], dtype=torch.bool)
+        resets[:, ::3] = True
+        return self.rnn(x, resets=resets)[0]
+
+
+def test_resets_inside_a_model_are_kept(monkeypatch):
+    from pararnn.layers import agreement
+
+    seen = []
+    original = agreement.solve
+
+    def spy(*args, **kwargs):
+        seen.append(kwargs.get("resets"))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(agreement, "solve", spy)
+    assert verify_agreement(Restarting(), torch.randn(2, 12, 3)).passed
+    assert seen
+    assert all(r is not None and bool(r[:, ::3].all()) for r in seen)
+
+
+def test_what_cannot_be_checked():
+    with pytest.raises(TypeError, match="Linear"):
+        verify_agreement(nn.Linear(3, 3), torch.randn(2, 5, 3))
+    with pytest.raises(TypeError, match="[Pp]acked"):
+        verify_agreement(ParaRNN(ParaGRU(3, 4)), pack_sequence([torch.randn(4, 3)]))
+
+
+class Plain(nn.Module):
+    d_in, state_shape = 3, (3,)
+
+    def __init__(self, broken=False):
+        super().__init__()
+        self.inner, self.broken, self.calls = nn.GRUCell(3, 3), broken, 0
+
+    def step(self, h, x):
+        self.calls += 1
+        noise = 1e-2 * self.calls if self.broken else 0.0
+        return self.inner(x, h) + noise
+
+
+def test_modules_without_a_spec():
+    assert verify_agreement(Plain(), torch.randn(2, 30, 3)).passed
+    report = verify_agreement(Plain(), torch.randn(2, 30, 3))
+    assert report.layers[0].jac_structure == "unknown"
+    assert report.to_dict()["layers"][0]["certified"] is None
+
+
+def test_a_step_that_is_not_a_function_fails():
+    """Its value changes from call to call, so parallel and sequential cannot agree."""
+    assert not verify_agreement(Plain(broken=True), torch.randn(2, 30, 3)).passed
+
+
+def test_nan_on_both_sides_agrees_and_on_one_side_does_not():
+    cell = ParaGRU(3, 4)
+    x = torch.randn(2, 30, 3)
+    x[0, 5] = torch.nan
+    assert verify_agreement(cell, x).passed
+
+    class Exploding(Written):
+        def recurrence(self, h, u, w):
+            return torch.tanh(w * h + u) / (u.abs() > 1e-9)
+
+    bad = Exploding(3, 4)
+    x = torch.randn(2, 30, 3)
+    with torch.no_grad():
+        bad.in_proj.weight[0].zero_()
+    report = verify_agreement(bad, x)
+    assert not report.passed
