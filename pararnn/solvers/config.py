@@ -87,7 +87,11 @@ class NewtonConfig:
         cap = self.iteration_cap
         if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
             raise ValueError(f"iteration_cap: got {self.iteration_cap!r}, expected an integer ≥ 1.")
-        if self.tol is not None and (isinstance(self.tol, bool) or not 0 < self.tol < 1):
+        if self.tol is not None and (
+            isinstance(self.tol, bool)
+            or not isinstance(self.tol, int | float)
+            or not 0 < self.tol < 1
+        ):
             raise ValueError(f"tol: got {self.tol!r}, expected a number between 0 and 1, or None.")
         for name, allowed in (("jacobian", JACOBIANS), ("on_divergence", ON_DIVERGENCE)):
             if getattr(self, name) not in allowed:

@@ -9,7 +9,6 @@ the tangent recurrence in the place of the adjoint.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -183,8 +182,8 @@ def _first_order(
     """Cotangents of the first states, of inputs and of parameters, some rows at a time."""
     u_bar = torch.empty_like(u, memory_format=torch.contiguous_format)
     first = []
-    totals: list[Tensor | None] = []
-    size = u.shape[0]
+    totals: list[Tensor | None] = [None] * len(dynamics.raw_params)
+    size = max(1, u.shape[0])
     if formed(dynamics):
         size = max(1, GROUP // max(1, states[:1].numel()))
     for i in range(0, u.shape[0], size):
@@ -195,7 +194,7 @@ def _first_order(
         linear = Linearization(dynamics, values, before, part.resets)
         cotangents = _adjoint(linear, g[rows])
         _, grads = dynamics.gradients(values, before, drive, cotangents, u_bar[rows])
-        totals = [_plus(a, b) for a, b in itertools.zip_longest(totals, grads)]
+        totals = [_plus(a, b) for a, b in zip(totals, grads, strict=True)]
         first.append(cotangents[:, :1])
     return torch.cat(first) if first else g[:, :1], u_bar, totals
 

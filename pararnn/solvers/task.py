@@ -95,6 +95,8 @@ def prepare(
             raise TypeError(f"h0: got dtype {h0.dtype}, expected {param_dtype} or {dtype}.")
         h0 = h0.to(dtype)
     if resets is not None:
+        if not isinstance(resets, Tensor):
+            raise TypeError(f"resets: got {type(resets).__name__}, expected a torch.bool tensor.")
         if resets.dtype != torch.bool or tuple(resets.shape) != (batch, length):
             raise ValueError(
                 f"resets: got {resets.dtype} of shape {tuple(resets.shape)}, expected torch.bool "
