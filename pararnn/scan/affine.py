@@ -1,4 +1,4 @@
-"""Affine scan: every state of ``x_t = A_t x_{t−1} + b_t``, in O(T) work and O(√T) depth.
+"""Affine scan: every state of ``x_t = A_t x_{t−1} + b_t``, in O(T) work and few, large operations.
 
 The sequence is cut into chunks. All chunks are walked side by side from zero, carrying the
 product of their operators; the true chunk starts follow from an affine scan over the chunks
@@ -7,8 +7,6 @@ output and one operator a chunk is stored.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -75,28 +73,29 @@ def _scan(
             x = b[:, t] if x is None else algebra.affine(op[:, t], x, b[:, t])
             states[:, t] = x
         return states
-    chunk = max(2, math.isqrt(length))
+    # Three levels of chunks: about 3·T^(1/3) operations on large pieces instead of T small ones.
+    chunk = max(2, round(length ** (1 / 3)))
     count = length // chunk
     # The remainder that does not fill a chunk is walked first, so that all chunks are equal.
     rest = length - count * chunk
+    inner = states
     if rest:
         part = slice(length - rest, None) if reverse else slice(0, rest)
         _scan(op[:, part], b[:, part], x0, algebra, reverse, states[:, part])
         x0 = states[:, length - rest] if reverse else states[:, rest - 1]
         body = slice(0, length - rest) if reverse else slice(rest, None)
         op, b, inner = op[:, body], b[:, body], states[:, body]
-    else:
-        inner = states
-    order = range(chunk - 1, -1, -1) if reverse else range(chunk)
-    first, *later = order
-    product, x = op[:, first::chunk], b[:, first::chunk]
-    for t in later:
-        x = algebra.affine(op[:, t::chunk], x, b[:, t::chunk])
-        product = algebra.compose(op[:, t::chunk], product)
-    starts = _chunk_starts(product, x, x0, algebra, reverse)
-    for t in order:
-        target = inner[:, t::chunk]
-        starts = algebra.affine(op[:, t::chunk], starts, b[:, t::chunk], out=target)
+    # Step t of every chunk, in the order of the walk.
+    ops, bs, targets = (
+        v.unflatten(1, (count, chunk)).unbind(2)[:: -1 if reverse else 1] for v in (op, b, inner)
+    )
+    product, x = ops[0], bs[0]
+    for op_t, b_t in zip(ops[1:], bs[1:], strict=True):
+        x = algebra.affine(op_t, x, b_t)
+        product = algebra.compose(op_t, product)
+    x = _chunk_starts(product, x, x0, algebra, reverse)
+    for op_t, b_t, target in zip(ops, bs, targets, strict=True):
+        x = algebra.affine(op_t, x, b_t, out=target)
     return states
 
 
