@@ -179,7 +179,7 @@ def test_an_infinite_bound_is_no_bound_or_refused(mix):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="'dense'.*'head'"):
+    with pytest.raises(ValueError, match=r"'dense'.*'head'"):
         ParaGRU(3, 4, mix="dense")
     with pytest.raises(ValueError, match="3 heads for d_h=4"):
         ParaGRU(3, 4, mix="head", n_heads=3)

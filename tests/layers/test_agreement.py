@@ -39,7 +39,7 @@ class Model(nn.Module):
 
     def forward(self, x):
         x = self.norm(x.transpose(1, 2)).transpose(1, 2)
-        y, h = self.first(x)
+        y, _ = self.first(x)
         z, _ = self.second(y.transpose(0, 1))
         return self.out(z)
 
@@ -208,7 +208,7 @@ def test_resets_inside_a_model_are_kept(monkeypatch):
 def test_what_cannot_be_checked():
     with pytest.raises(TypeError, match="Linear"):
         verify_agreement(nn.Linear(3, 3), torch.randn(2, 5, 3))
-    with pytest.raises(TypeError, match="[Pp]acked"):
+    with pytest.raises(TypeError, match=r"[Pp]acked"):
         verify_agreement(ParaRNN(ParaGRU(3, 4)), pack_sequence([torch.randn(4, 3)]))
 
 

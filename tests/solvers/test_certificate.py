@@ -19,7 +19,7 @@ CELLS = {
 }
 
 
-def build(make, gain, length=40, batch=2):
+def build(make, gain, length=24, batch=2):
     torch.manual_seed(0)
     cell = make().double()
     with torch.no_grad():
@@ -30,7 +30,7 @@ def build(make, gain, length=40, batch=2):
 
 
 @pytest.mark.parametrize("make", CELLS.values(), ids=CELLS)
-@pytest.mark.parametrize("gain", [0.5, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("gain", [1.0, 3.0, 8.0])
 @pytest.mark.parametrize("where", ["inside", "outside", "resets"])
 def test_claims_hold(make, gain, where):
     """States are spoilt by noise of every size; whenever a bound is given, it is one."""
@@ -38,13 +38,13 @@ def test_claims_hold(make, gain, where):
     h0 = (
         2.5 * torch.randn(2, *cell.state_shape, dtype=torch.float64) if where == "outside" else None
     )
-    resets = torch.rand(2, 40) < 0.15 if where == "resets" else None
+    resets = torch.rand(2, 24) < 0.15 if where == "resets" else None
     task = prepare(cell, x, h0, resets)
     with torch.no_grad():
         truth = sequential_states(task)
     g = torch.Generator().manual_seed(1)
     proven = 0
-    for size in (0.0, 1e-14, 1e-11, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1):
+    for size in (0.0, 1e-11, 1e-7, 1e-4, 1e-2):
         noise = torch.randn(truth.shape, generator=g, dtype=torch.float64).clamp(-1, 1)
         for spoilt in (truth + size * noise, truth + size * (noise > 0.9)):
             proof = certify(task, spoilt)
@@ -57,7 +57,7 @@ def test_claims_hold(make, gain, where):
             else:
                 assert proof.reason
     if gain <= 1:
-        assert proven >= 6, "a calm net must have proofs for small errors"
+        assert proven >= 4, "a calm net must have proofs for small errors"
 
 
 def test_the_bound_is_of_the_size_of_the_error():
@@ -89,7 +89,7 @@ def test_amplification_bounds_the_inverse(zoo):
                 if mask is not None and mask[0, t]:
                     continue
                 jac = torch.autograd.functional.jacobian(
-                    lambda h, t=t: cell.step(h, x[:, t]), states[:, t - 1]
+                    lambda h, t=t, cell=cell, x=x: cell.step(h, x[:, t]), states[:, t - 1]
                 ).reshape(n, n)
                 whole[t * n : (t + 1) * n, (t - 1) * n : t * n] = -jac
             norm = float(torch.linalg.inv(whole).abs().sum(1).max())
@@ -145,7 +145,7 @@ def test_no_false_proof_with_a_drive_inside_a_map():
         cell.A.mul_(3)
     x = torch.randn(2, 30, 2, dtype=torch.float64)
     proof = certify(prepare(cell, x, None, None), solve(cell, x).states)
-    assert not proof.curvature == 0
+    assert proof.curvature != 0
 
 
 def test_two_matrix_slots_do_not_crash(zoo):

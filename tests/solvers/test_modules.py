@@ -145,7 +145,7 @@ def test_second_derivatives(make):
 @module
 def test_without_gradients(make):
     cell = build(make)
-    x = torch.randn(2, 15, 3, dtype=torch.float64)
+    x = torch.randn(2, 8, 3, dtype=torch.float64)
     want = loop(cell, x, torch.zeros(2, *cell.state_shape, dtype=torch.float64))
     for guard in (torch.no_grad, torch.inference_mode):
         with guard():
@@ -161,7 +161,7 @@ def test_frozen_parameters(make):
     parameters = list(cell.parameters())
     for p in parameters[:-1]:
         p.requires_grad_(False)
-    x = torch.randn(2, 12, 3, dtype=torch.float64)
+    x = torch.randn(2, 7, 3, dtype=torch.float64)
     y = solve(cell, x, method="newton").states
     assert y.requires_grad == bool(parameters)
     if parameters:
@@ -177,11 +177,11 @@ def test_frozen_parameters(make):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_dtypes(make, dtype):
     cell = build(make, dtype)
-    x = torch.randn(2, 14, 3).to(dtype)
+    x = torch.randn(2, 8, 3).to(dtype)
     wide = copy.deepcopy(cell).double()
     want = loop(wide, x.double(), torch.zeros(2, *cell.state_shape, dtype=torch.float64))
     eps = torch.finfo(dtype).eps
-    for method in ("newton", "shooting", "sequential", "auto"):
+    for method in ("newton", "sequential", "auto"):
         s = solve(cell, x, method=method)
         assert s.states.dtype == dtype
         assert s.final_state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -220,12 +220,12 @@ def test_a_step_of_another_shape_is_refused(kind, method):
 
 def test_what_is_no_cell():
     x = torch.randn(2, 5, 3)
-    with pytest.raises(TypeError, match="Linear.*step"):
+    with pytest.raises(TypeError, match=r"Linear.*step"):
         solve(nn.Linear(3, 3), x)
     with pytest.raises(TypeError, match="no Spec"):
         solve(Free(), None, drives=x)
+    config = NewtonConfig(chunk_length=3, jacobian="exact", warmup=1)
     with pytest.raises(ValueError, match="not formed"):
-        config = NewtonConfig(chunk_length=3, jacobian="exact", warmup=1)
         solve(build(Large), x.double(), config, method="shooting")
 
 

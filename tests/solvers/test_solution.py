@@ -131,8 +131,8 @@ def test_divergence_is_reported_as_asked():
         solve(cell, x, NewtonConfig(**pinned, on_divergence="raise"), method="newton")
     assert len(info.value.residual_history) == 2
     assert all(isinstance(r, float) for r in info.value.residual_history)
+    config = NewtonConfig(iteration_cap=1, on_divergence="raise")
     with pytest.raises(NewtonDivergenceError):
-        config = NewtonConfig(iteration_cap=1, on_divergence="raise")
         solve(cell, x, config, method="newton")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,3 +1,4 @@
+# ruff: noqa: PT012 (a Spec is written in a block of several statements)
 """Writing a Spec: what is accepted, what is refused with which sentence, and what follows."""
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def test_samples_never_exceed(zoo, name, reach):
         d1, d2 = second_derivative(specimen, state, drives, params, v)
         assert np.all(d1.abs().numpy() <= first.reshape(-1) * (1 + 1e-9) + 1e-12)
         assert np.all(d2.abs().numpy() <= second.reshape(-1) * (1 + 1e-9) + 1e-12)
-        rows = torch.autograd.functional.jacobian(lambda h: specimen.step(h, drives, params), state)
+        rows = torch.autograd.functional.jacobian(
+            lambda h, d=drives, p=params: specimen.step(h, d, p), state
+        )
         norms = rows.reshape(state.numel(), -1).abs().sum(1).numpy()
         assert np.all(norms <= first.reshape(-1) * (1 + 1e-9) + 1e-12)
 

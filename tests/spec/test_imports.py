@@ -20,7 +20,8 @@ def test_specs_need_no_torch():
     program = (
         "from pararnn.spec import Spec, tanh, oracle, bounds\n"
         "with Spec('S') as s:\n"
-        "    h = s.state('h', bounds=(-1, 1)); u, = s.drives('u'); w = s.map('w', structure='dense')\n"
+        "    h = s.state('h', bounds=(-1, 1)); u, = s.drives('u')\n"
+        "    w = s.map('w', structure='dense')\n"
         "    s.next(h, tanh(w(h) + u))\n"
         "s.latex(), s.jacobian_latex(), s.source('step'), s.source('gradients'), s.fingerprint\n"
         "oracle.prove_jacobian(s, {'d': 2}), bounds.derivative_bounds(s, [[[1.0]]], {'d': 1})"

@@ -25,7 +25,10 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "everything" else n for n in SMALL],
+)
 def test_proof(zoo, name):
     assert oracle.prove_jacobian(zoo[name].spec, SMALL[name]) is True
 
