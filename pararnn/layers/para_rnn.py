@@ -74,9 +74,12 @@ class ParaRNN(nn.Module):
             raise ValueError(f"solver: got {solver!r}, expected one of {METHODS}.")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1).")
-        cells = [cell] if isinstance(cell, nn.Module) else list(cell)
+        if isinstance(cell, nn.Module):
+            cells = [cell]
+        else:
+            cells = list(cell) if isinstance(cell, Sequence) else []
         if not cells or not all(isinstance(c, nn.Module) for c in cells):
-            raise TypeError("cell: expected a cell, or a non-empty list of cells.")
+            raise TypeError(f"cell: got {cell!r}, expected a cell, or a non-empty list of cells.")
         if len(cells) > 1 and num_layers not in (1, len(cells)):
             raise ValueError(
                 f"num_layers: got {num_layers} for a list of {len(cells)} cells; leave it out."

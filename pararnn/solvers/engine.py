@@ -82,6 +82,7 @@ def mismatch_of(
     same = (ends == starts) | (ends.isnan() & starts.isnan())
     difference = torch.where(same, torch.zeros_like(ends), ends - starts)
     relative = difference.abs() / ends.abs().clamp_min(scale)
+    relative = torch.where(same, torch.zeros_like(relative), relative)
     relative = torch.where(relative.isnan(), torch.full_like(relative, torch.inf), relative)
     return difference, relative.flatten(-dims).amax(-1) if dims else relative
 

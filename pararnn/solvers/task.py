@@ -72,6 +72,11 @@ def prepare(
         u = cell.drives(x) if x is not None else checks.trailing("drives", source, (width,))
         params = cell.recurrent_params()
         device, param_dtype = cell.in_proj.weight.device, cell.in_proj.weight.dtype
+        if u.dtype != param_dtype and not torch.is_autocast_enabled(device.type):
+            raise TypeError(
+                f"drives: got dtype {u.dtype}, expected {param_dtype} as the cell's parameters; "
+                "convert one of them with .to(...)."
+            )
     else:
         if drives is not None:
             raise TypeError(f"drives: {type(cell).__name__} has no Spec, so give x.")

@@ -278,7 +278,7 @@ class Spec:
             return expr
         rebuilt = expr.func(*[self._hoist(a, name, top=False) for a in expr.args])
         primitive = primitive_of(rebuilt)
-        if primitive is None or top:
+        if primitive is None or top or rebuilt.is_number:
             return rebuilt
         for stage in self.stages:
             if isinstance(stage, Elementwise) and stage.expr == rebuilt:
