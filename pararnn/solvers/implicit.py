@@ -28,8 +28,8 @@ from .walkers import Dynamics, LinearWalker, _per_state
 MakeDynamics = Callable[[tuple[Tensor, ...]], Dynamics]
 LINEAR_CAP = 64
 GROUP = 1 << 19
-"""Numbers of the state whose backward pass is computed at a time where rows can be taken apart:
-intermediates then stay in cache, and memory does not grow with the batch."""
+"""Numbers of the state whose backward pass the CPU computes at a time, where rows can be taken
+apart: intermediates then stay in cache, and memory does not grow with the batch."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ def _first_order(
     first = []
     totals: list[Tensor | None] = [None] * len(dynamics.raw_params)
     size = max(1, u.shape[0])
-    if formed(dynamics):
+    if u.device.type == "cpu" and formed(dynamics):
         size = max(1, GROUP // max(1, states[:1].numel()))
     for i in range(0, u.shape[0], size):
         rows = slice(i, i + size)
