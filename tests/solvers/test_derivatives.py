@@ -235,3 +235,73 @@ def test_function_transforms_are_refused_not_wrong():
     ):
         with pytest.raises((RuntimeError, NotImplementedError)):
             transformed()
+
+
+@cells
+def test_pieces_in_a_chain(make):
+    """Truncated pieces that pass on the final state differentiate as the whole does."""
+    cell = build(make)
+    x = torch.randn(2, 21, 2, dtype=torch.float64, requires_grad=True)
+    state, parts = None, []
+    for piece in x.split(8, 1):
+        s = solve(cell, piece, method="newton", h0=state)
+        state = s.final_state
+        parts.append(s.states)
+    inputs = [x, *cell.parameters()]
+    weight = torch.randn(2, 21, *cell.state_shape, dtype=torch.float64)
+    got = torch.autograd.grad((torch.cat(parts, 1) * weight).sum(), inputs)
+    want = torch.autograd.grad((sequential_apply(cell, x) * weight).sum(), inputs)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+
+
+@cells
+def test_gradients_of_given_drives(make):
+    cell = build(make)
+    width = cell.in_proj.out_features
+    for u in (
+        torch.randn(2, 20, width, dtype=torch.float64),
+        torch.randn(2, 1, width, dtype=torch.float64).expand(2, 20, width),
+        torch.randn(20, 2, width, dtype=torch.float64).transpose(0, 1),
+    ):
+        u = u.requires_grad_()
+        found = solve(cell, None, CHUNKS, method="shooting", drives=u).states
+        loop = solve(cell, None, method="sequential", drives=u).states
+        weight = torch.randn_like(loop)
+        got = torch.autograd.grad((found * weight).sum(), u)[0]
+        want = torch.autograd.grad((loop * weight).sum(), u)[0]
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+
+
+@cells
+@pytest.mark.parametrize("numbers", [1, 60, 10**9])
+def test_rows_may_be_taken_apart(make, numbers, monkeypatch):
+    """The backward pass treats some rows at a time; how many must not show."""
+    from pararnn.solvers import implicit
+
+    monkeypatch.setattr(implicit, "GROUP", numbers)
+    cell = build(make)
+    x = torch.randn(5, 13, 2, dtype=torch.float64, requires_grad=True)
+    h0 = torch.randn(5, *cell.state_shape, dtype=torch.float64, requires_grad=True)
+    resets = torch.rand(5, 13) < 0.2
+    inputs = [x, h0, *cell.parameters()]
+    found = solve(cell, x, CHUNKS, method="shooting", h0=h0, resets=resets).states
+    loop = sequential_apply(cell, x, h0=h0, resets=resets)
+    weight = torch.randn_like(loop)
+    got = torch.autograd.grad((found * weight).sum(), inputs)
+    want = torch.autograd.grad((loop * weight).sum(), inputs)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+
+
+def test_parametrized_weights():
+    from torch.nn.utils import parametrizations
+
+    torch.manual_seed(0)
+    cell = ParaGRU(2, 4, mix="head", n_heads=2).double()
+    parametrizations.orthogonal(cell, "A_n")
+    parametrizations.weight_norm(cell.in_proj)
+    x = torch.randn(2, 15, 2, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *cell.parameters()]
+    found = solve(cell, x, CHUNKS, method="shooting").states
+    got = torch.autograd.grad(found.pow(2).sum(), inputs)
+    want = torch.autograd.grad(sequential_apply(cell, x).pow(2).sum(), inputs)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)

@@ -232,3 +232,29 @@ def test_what_is_no_cell():
 def test_no_certificate_without_a_spec():
     s = solve(build(FromGRUCell), torch.randn(1, 5, 3).double(), NewtonConfig(certify=True))
     assert s.error_bound == float("inf")
+
+
+class WritesState(nn.Module):
+    d_in, state_shape = 3, (3,)
+
+    def step(self, h, x):
+        h *= 0.5
+        h += x
+        return torch.tanh(h)
+
+
+@pytest.mark.parametrize("method", ["sequential", "newton", "shooting"])
+def test_a_step_that_writes_into_its_arguments(method):
+    """Right, or refused; and the caller's tensors stay as they were."""
+    x, h0 = torch.randn(2, 20, 3), torch.randn(2, 3)
+    kept, h, want = h0.clone(), h0, []
+    for t in range(20):
+        h = torch.tanh(0.5 * h + x[:, t])
+        want.append(h)
+    config = NewtonConfig(chunk_length=4) if method == "shooting" else None
+    try:
+        got = solve(WritesState(), x, config, method=method, h0=h0).states
+    except (RuntimeError, ValueError):
+        return
+    assert torch.equal(h0, kept)
+    torch.testing.assert_close(got, torch.stack(want, 1), rtol=0, atol=2e-6)
