@@ -230,5 +230,8 @@ class ParaGRU(Cell):
         "contractive.",
         notes=(
             "A LayerNorm, as in Dreamer-style GRU stacks, is a separate module outside this cell.",
+            "Here, as in Danieli et al., z weighs the candidate; in Cho et al. and torch.nn.GRU it "
+            "weighs the old state. torch.nn.GRU also applies the reset gate after its recurrent "
+            "matrix, not before.",
         ),
     )
