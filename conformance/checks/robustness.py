@@ -200,11 +200,9 @@ def errors(ctx: Context) -> None:
     solve = ctx.api.solve
     wrong = torch.zeros(2, *[n + 1 for n in cell.state_shape], device=ctx.device)
     cases: dict[str, tuple[Callable[[], object], type[Exception] | tuple]] = {
-        "x too wide": (lambda: solve(cell, torch.zeros(2, 5, cell.d_in + 1).to(x)), ValueError),
         "x without a time axis": (lambda: solve(cell, x[0]), ValueError),
         "x of integers": (lambda: solve(cell, torch.ones_like(x).long()), TypeError),
         "x a list": (lambda: solve(cell, x.tolist()), TypeError),
-        "x in another dtype": (lambda: solve(cell, x.double()), TypeError),
         "x on another device": (lambda: solve(cell, x.to("meta")), ValueError),
         "h0 of a wrong shape": (lambda: solve(cell, x, h0=wrong), ValueError),
         "h0 of a wrong batch": (lambda: solve(cell, x, h0=h0[:1]), ValueError),
@@ -227,8 +225,10 @@ def errors(ctx: Context) -> None:
         "an unknown on_divergence": (lambda: NewtonConfig(on_divergence="cry"), ValueError),
         "a module without step": (lambda: solve(nn.Linear(3, 3), x), TypeError),
     }
-    if hasattr(cell, "spec"):
+    if hasattr(cell, "spec"):  # without one, the module's own step judges its input
         cases |= {
+            "x too wide": (lambda: solve(cell, torch.zeros(2, 5, cell.d_in + 1).to(x)), ValueError),
+            "x in another dtype": (lambda: solve(cell, x.double()), TypeError),
             "step: h of a wrong shape": (lambda: cell.step(wrong, x[:, 0]), ValueError),
             "step: h of integers": (lambda: cell.step(h0.long(), x[:, 0]), TypeError),
             "step: batches that differ": (lambda: cell.step(h0[:1], x[:, 0]), ValueError),
