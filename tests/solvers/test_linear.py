@@ -20,13 +20,16 @@ def build(specimen, seed=0):
 
 @linear
 @pytest.mark.parametrize("chunk", [1, 2, 3, 8, 17])
-def test_one_iteration_is_exact(zoo, name, chunk):
+@pytest.mark.parametrize("with_resets", [False, True], ids=["", "resets"])
+def test_one_iteration_is_exact(zoo, name, chunk, with_resets):
     cell, x = build(zoo[name]), torch.randn(2, 17, 2, dtype=torch.float64)
-    config = NewtonConfig(chunk_length=chunk, warmup=1, jacobian="exact")
-    s = solve(cell, x, config, method="shooting")
+    resets = torch.rand(2, 17) < 0.2 if with_resets else None
+    config = NewtonConfig(chunk_length=chunk, warmup=1, jacobian="exact", tol=1e-12)
+    s = solve(cell, x, config, method="shooting", resets=resets)
     assert s.iterations <= 1
     assert not s.fallback
-    torch.testing.assert_close(s.states, sequential_apply(cell, x), rtol=1e-10, atol=1e-10)
+    want = sequential_apply(cell, x, resets=resets)
+    torch.testing.assert_close(s.states, want, rtol=1e-10, atol=1e-10)
 
 
 @linear

@@ -154,3 +154,17 @@ def test_infinite_majorants_survive_zero_weights():
     first, _ = derivative_bounds(s, [np.array([[0.0, 1.0], [0.0, 0.0]])], {"d": 2})
     assert first[0] == np.inf
     assert first[1] == 0
+
+
+@pytest.mark.parametrize("function", [tanh, sigmoid], ids=["tanh", "sigmoid"])
+def test_curvature_of_the_inner_expression_counts(function):
+    """h' = f(w h²): at 0 all curvature comes from the square, scaled by the slope of f."""
+    with Spec("S") as s:
+        h = s.state("h", bounds=(-1, 1))
+        A = s.map("A", structure="diagonal")
+        s.next(h, function(A(h * h)))
+    w = np.array([0.1, -0.2])
+    _, second = derivative_bounds(s, [w], {"d": 2})
+    slope = {tanh: 1.0, sigmoid: 0.25}[function]
+    assert np.all(second >= 2 * abs(w) * slope)
+    assert np.all(second <= 2 * abs(w) * slope + 4 * w**2)
