@@ -30,8 +30,14 @@ def _loop(task: Task) -> Tensor:
         if masks is not None:
             mask = masks[t].reshape(-1, *(1,) * (h.ndim - 1))
             h = torch.where(mask, torch.zeros_like(h), h)
+        before, version = h, _version(h)
         shape = h.shape
         h = advance(h, u)
+        if _version(before) != version:
+            raise ValueError(
+                f"{type(cell).__name__}: its step wrote into the state it was given; return a new "
+                "tensor instead, e.g. h + dh for h.add_(dh)."
+            )
         if h.shape != shape:
             raise ValueError(
                 f"{type(cell).__name__}: got a next state of shape {tuple(h.shape)}, expected "
@@ -41,6 +47,11 @@ def _loop(task: Task) -> Tensor:
     if not states:
         return h.new_zeros(h.shape[0], 0, *h.shape[1:])
     return torch.stack(states, 1)
+
+
+def _version(h: Tensor) -> int:
+    """Counts the writes into a tensor, where PyTorch counts them."""
+    return 0 if h.is_inference() else h._version
 
 
 def sequential_apply(
