@@ -80,8 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as problem:
         raise pytest.UsageError(f"--device {device}: {str(problem).splitlines()[0]}") from None
-    if not config.getoption("--exhaustive"):
-        torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+    torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
     names = config.getoption("--cell") or list(pararnn.cell_names())
     config.stash[SUBJECTS] = [subject(name) for name in names]
     config.stash[REPORT] = Report(

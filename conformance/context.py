@@ -90,7 +90,7 @@ class Context:
         text = f"{self.seed}/{number}/{self.clause}/{self.subject.name}"
         self.generator.manual_seed(zlib.crc32(text.encode()))
 
-    def rounds(self, quick: int = 1, exhaustive: int = 5) -> Iterator[int]:
+    def rounds(self, quick: int = 1, exhaustive: int = 4) -> Iterator[int]:
         """Independent repetitions, each with its own seed."""
         for number in range(exhaustive if self.exhaustive else quick):
             self.reseed(number)

@@ -42,8 +42,10 @@ def settings(
     """Ways to solve: every method, chunk lengths around the edges, every correction."""
     for method in ("auto", "sequential", "newton", "shooting"):
         yield method, {"method": method}
-    lengths = range(1, length + 2) if exhaustive else (2, 5, length - 1, length + 9)
-    for chunk in lengths:
+    lengths = {2, 5, length - 1, length + 9}
+    if exhaustive:
+        lengths |= {1, 3, 4, 7, 8, 11, 16, length // 2, length}
+    for chunk in sorted(lengths):
         config = NewtonConfig(chunk_length=chunk)
         yield f"shooting, chunks of {chunk}", {"method": "shooting", "config": config}
     for jacobian in ("exact", "quasi", "none"):
