@@ -7,7 +7,8 @@ its default settings, a loop over time recorded by autograd (gates as fused as P
 inputs unbound once), and, with `--peer`, pararnn-torch's eager path, run by the Python of a virtual
 environment that has it. That package takes no drives, so its projection of a single input feature
 is inside its time. Medians of wall-clock times; states of all three are compared with a float64
-loop. Results go to `benchmarks/results/<date>-cpu-eager.json` and a table to standard output.
+loop. Results go to `benchmarks/results/<date>-cpu-eager.json` and, as the table that the README and
+the benchmarks page show, to the `.md` beside it.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ def main() -> None:
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{today}-cpu-eager.json").write_text(json.dumps(result, indent=1) + "\n")
+    target = RESULTS / f"{today}-cpu-eager.json"
+    target.write_text(json.dumps(result, indent=1) + "\n")
+    target.with_suffix(".md").write_text(table(result) + "\n")
     print(table(result))
 
 

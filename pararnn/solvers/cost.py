@@ -10,6 +10,7 @@ matters: how many numbers one step must touch to be worth its overhead.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,8 +24,8 @@ WARMUP = 48
 class Machine:
     """What the model knows of a device.
 
-    ``overhead`` is ``c0/c1``, in numbers; an operation is split among processors in parts of at
-    least ``grain`` numbers, among all ``processors`` at most.
+    ``overhead`` is ``c0/c1``, in numbers; an operation on more than ``grain`` numbers is split
+    among as many processors as it has parts of that size, begun ones included.
     """
 
     overhead: float
@@ -33,7 +34,7 @@ class Machine:
 
     def step(self, numbers: float) -> float:
         """Cost of one step on so many numbers, in units of ``c1``."""
-        return self.overhead + numbers / min(self.processors, max(1.0, numbers // self.grain))
+        return self.overhead + numbers / min(self.processors, math.ceil(numbers / self.grain))
 
 
 def machine(device: str) -> Machine:

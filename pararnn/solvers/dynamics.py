@@ -77,20 +77,23 @@ class SpecDynamics:
 
     # -- forward -------------------------------------------------------------------------------
 
-    def step(self, h: Tensor, u: Tensor) -> Tensor:
-        """Next state, ``(..., *state_shape)``."""
+    def step(self, h: Tensor, u: Tensor, out: Tensor | None = None) -> Tensor:
+        """Next state, ``(..., *state_shape)``. It may be written to ``out``, and is then ``out``."""
         program = compiled(self.spec, "step")
-        return self._join(program(*self._slots(h), *self._drives(u), *self.params), h)
+        into = {} if self.several else {"_out": out}
+        return self._join(program(*self._slots(h), *self._drives(u), *self.params, **into), h)
 
-    def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Next state and the transition operator of ``kind`` at ``h``."""
+    def step_with_operator(
+        self, h: Tensor, u: Tensor, kind: str, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Next state (see :meth:`step`) and the transition operator of ``kind`` at ``h``."""
         if not self.spec.channelwise:
-            return self.step(h, u), self.operator(self.coefficients(h, u), kind, h)
+            return self.step(h, u, out), self.operator(self.coefficients(h, u), kind, h)
         program = compiled(self.spec, "step_jacobian")
-        out = program(*self._slots(h), *self._drives(u), *self.params)
+        into = {} if self.several else {"_out": out}
+        results = program(*self._slots(h), *self._drives(u), *self.params, **into)
         n = len(self.spec.slots)
-        following = self._join(out[:n], h)
-        return following, self._channel_operator(out[n:], h)
+        return self._join(results[:n], h), self._channel_operator(results[n:], h)
 
     # -- linearization -------------------------------------------------------------------------
 

@@ -239,6 +239,8 @@ class AdjointSolve(torch.autograd.Function):
             inputs = [t.detach().requires_grad_() for t in (before, u, *params)]
             live = problem.make(tuple(inputs[2:]))
             product = live.tangent(live.coefficients(inputs[0], inputs[1]), moved)
+            if not product.requires_grad:  # J is constant
+                return None, tangents, *(None for _ in inputs)
             grads = torch.autograd.grad(product, inputs, cotangents, allow_unused=True)
         return None, tangents, *grads
 

@@ -49,10 +49,12 @@ class ModuleDynamics:
             )
         return out.reshape(h.shape).to(self.dtype)
 
-    def step(self, h: Tensor, u: Tensor) -> Tensor:
+    def step(self, h: Tensor, u: Tensor, out: Tensor | None = None) -> Tensor:
         return self._call(h, u, self.params)
 
-    def step_with_operator(self, h: Tensor, u: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    def step_with_operator(
+        self, h: Tensor, u: Tensor, kind: str, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         return self.step(h, u), self.operator((h, u), kind, h)
 
     def coefficients(self, h: Tensor, u: Tensor) -> Coefficients:

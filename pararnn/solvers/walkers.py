@@ -26,11 +26,11 @@ class _Walker:
     partition: Partition
     out: Tensor
 
-    def _advance(self, h: Tensor, time: slice, rows: slice) -> Tensor:
+    def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def _advance_with_operator(
-        self, h: Tensor, time: slice, rows: slice, kind: str
+        self, h: Tensor, time: slice, rows: slice, kind: str, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
@@ -54,10 +54,12 @@ class _Walker:
 
         def advance(h: Tensor, time: slice, rows: slice) -> Tensor:
             nonlocal product
+            target = self.out[:, time][:, rows] if write else None
+            direct = target if keep is None else None
             if algebra is None:
-                h = self._advance(h, time, rows)
+                h = self._advance(h, time, rows, direct)
             else:
-                h, op = self._advance_with_operator(h, time, rows, kind)
+                h, op = self._advance_with_operator(h, time, rows, kind, direct)
                 if product is None:
                     product = op
                 else:
@@ -66,10 +68,8 @@ class _Walker:
                         finished.append(product[:, :1] if reverse else product[:, -1:])
                         product = product[:, 1:] if reverse else product[:, :-1]
                     product = algebra.compose(op, product)
-            if write:
-                target = self.out[:, time][:, rows]
-                value = h if keep is None else torch.where(_per_state(keep, h), target, h)
-                target.copy_(value)
+            if target is not None and h is not target:
+                target.copy_(h if keep is None else torch.where(_per_state(keep, h), target, h))
             return h
 
         ends = part.walk(advance, starts, chunks=chunks, first=first)
@@ -112,15 +112,15 @@ class CellWalker(_Walker):
         mask = self.resets[:, time][:, rows]
         return torch.where(_per_state(mask, h), torch.zeros_like(h), h), mask
 
-    def _advance(self, h: Tensor, time: slice, rows: slice) -> Tensor:
+    def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         h, _ = self._restarted(h, time, rows)
-        return self.dynamics.step(h, self.u[:, time][:, rows])
+        return self.dynamics.step(h, self.u[:, time][:, rows], out)
 
     def _advance_with_operator(
-        self, h: Tensor, time: slice, rows: slice, kind: str
+        self, h: Tensor, time: slice, rows: slice, kind: str, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         h, mask = self._restarted(h, time, rows)
-        h, op = self.dynamics.step_with_operator(h, self.u[:, time][:, rows], kind)
+        h, op = self.dynamics.step_with_operator(h, self.u[:, time][:, rows], kind, out)
         if mask is not None:
             op = op.masked_fill(_per_state(mask, op), 0)
         return h, op
@@ -154,17 +154,17 @@ class LinearWalker(_Walker):
     def algebra(self, kind: str) -> Algebra | None:
         return self.dynamics.algebra(kind)
 
-    def _advance(self, h: Tensor, time: slice, rows: slice) -> Tensor:
+    def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         local = tuple(c[:, time][:, rows] for c in self.coefficients)
         act = self.dynamics.transpose if self.partition.reverse else self.dynamics.tangent
         moved = act(local, h)
         if self.resets is not None:
             mask = self.resets[:, time][:, rows]
             moved = torch.where(_per_state(mask, moved), torch.zeros_like(moved), moved)
-        return moved + self.b[:, time][:, rows]
+        return torch.add(moved, self.b[:, time][:, rows], out=out)
 
     def _advance_with_operator(
-        self, h: Tensor, time: slice, rows: slice, kind: str
+        self, h: Tensor, time: slice, rows: slice, kind: str, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         local = tuple(c[:, time][:, rows] for c in self.coefficients)
         op = self.dynamics.operator(local, kind, h)
@@ -172,4 +172,4 @@ class LinearWalker(_Walker):
             op = cast(Algebra, self.algebra(kind)).transpose(op)
         if self.resets is not None:
             op = op.masked_fill(_per_state(self.resets[:, time][:, rows], op), 0)
-        return self._advance(h, time, rows), op
+        return self._advance(h, time, rows, out), op

@@ -227,6 +227,7 @@ class _Writer:
         self.printer = ExpressionPrinter(fused=dialect == "torch")
         self.lines: list[str] = []
         self.temporaries = 0
+        self.targets: list[str] = []
 
     def assign(self, name: str, text: str) -> None:
         self.lines.append(f"    {name} = {text}")
@@ -249,6 +250,20 @@ class _Writer:
                     stage.symbol.name, f"{stage.map.structure}({stage.map.name}, {operand})"
                 )
         self.shorthand = shorthand
+
+    def into(self, outputs: Sequence[str]) -> None:
+        """Let a single output be written to an optional argument ``_out``, where its statement
+        makes a tensor as large as the state anyway."""
+        if not self.printer.fused or len(outputs) > 1:
+            return
+        self.targets = ["_out=None"]
+        update = self.spec.stages[-1]
+        whole = self.spec.axes_of(update.symbol) == self.spec.axes
+        text = self.lines[-1]
+        call = text.strip().startswith((f"{outputs[0]} = lerp(", f"{outputs[0]} = addcmul("))
+        call = call and not text.endswith("_()")
+        if call and whole and update.symbol in self.spec.factorization.state_dependent:
+            self.lines[-1] = f"{text[:-1]}, out=_out)"
 
     def expressions(self, exprs: Sequence[sympy.Expr]) -> list[str]:
         """Print several expressions after common-subexpression elimination."""
@@ -323,7 +338,8 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
     outputs = [s.next_symbol.name for s in spec.slots]
     if program == "step":
         writer.forward()
-        return writer.text("step", arguments(spec), outputs)
+        writer.into(outputs)
+        return writer.text("step", [*arguments(spec), *writer.targets], outputs)
     if program == "step_jacobian":
         if not spec.channelwise:
             raise ValueError(
@@ -331,8 +347,10 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
                 "use 'coefficients' with 'tangent' or 'transpose'."
             )
         writer.forward()
+        writer.into(outputs)
         entries = [e for row in fz.channel_jacobian(writer.coefficients()) for e in row]
-        return writer.text(program, arguments(spec), outputs + writer.expressions(entries))
+        args = [*arguments(spec), *writer.targets]
+        return writer.text(program, args, outputs + writer.expressions(entries))
     if program == "coefficients":
         writer.forward()
         values = writer.expressions(fz.coefficients[: fz.n_state])

@@ -268,6 +268,11 @@ class Spec:
         latex = latex or _with_subscript(*_subscript(symbol.name))
         with sympy.evaluate(True):
             expr = self._hoist(self._defined(canonical(authored), symbol.name), symbol.name)
+        if expr.is_number:
+            raise SpecError(
+                f"Spec {self.name!r}, stage {symbol.name!r}: got the constant {expr}, expected an "
+                "expression of states, drives or parameters; write the number where it is used."
+            )
         self._axes[symbol] = self.axes_of(expr)
         self.stages += (Elementwise(symbol, authored, expr, latex),)
 
