@@ -147,6 +147,21 @@ def _build() -> dict[str, Specimen]:
 
     add(s, {"K": 2, "V": 3}, matrix_two, "m2rnn")
 
+    with Spec("matrix_block", axes=("K", "V")) as s:
+        H = s.state("H", bounds=(-1, 1))
+        M = s.state("M", bounds=(-1, 1))
+        (k,) = s.drives("k", axes=("K",))
+        (u,) = s.drives("u")
+        A, B = s.maps("A B", structure="diagonal")
+        s.next(H, tanh(A(H) + M * u))
+        s.next(M, sigmoid(k) * M + B(s.updated(H)) / 3)
+
+    def matrix_block(H, M, k, u, A, B):
+        new = torch.tanh(A * H + M * u)
+        return new, torch.sigmoid(k)[..., None] * M + B * new / 3
+
+    add(s, {"K": 2, "V": 3}, matrix_block, "block2")
+
     add(_lstm_spec("lstm", "diagonal"), {"d": 3}, _lstm(torch.mul), "block2")
     add(_lstm_spec("lstm_head", "head"), {"d": 4, "heads": 2}, _lstm(_heads), "head")
     add(_lstm_spec("lstm_dense", "dense"), {"d": 3}, _lstm(lambda a, h: h @ a.T), "dense")
@@ -210,6 +225,7 @@ NAMES = (
     "gru_dense",
     "matrix",
     "matrix_two",
+    "matrix_block",
     "lstm",
     "lstm_head",
     "lstm_dense",

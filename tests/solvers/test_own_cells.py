@@ -184,7 +184,10 @@ def test_a_step_without_memory(mode):
     got = solve(cell, x, config, method=method).states
     want = torch.tanh(cell.drives(x))
     torch.testing.assert_close(got, want)
-    a, b = (torch.autograd.grad(y.pow(2).sum(), x)[0] for y in (got, want))
+    inputs = [x, *cell.parameters()]
+    a, b = (torch.autograd.grad(y.pow(2).sum(), inputs, create_graph=True) for y in (got, want))
+    torch.testing.assert_close(a, b)
+    a, b = (torch.autograd.grad(sum(g.pow(2).sum() for g in v), inputs) for v in (a, b))
     torch.testing.assert_close(a, b)
 
 
