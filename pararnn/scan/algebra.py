@@ -53,16 +53,21 @@ class Diagonal(Algebra):
 
 @dataclass(frozen=True)
 class Block(Algebra):
-    """One S×S block a channel: operators ``(..., S, S, d)``, states ``(..., S, d)``."""
+    """One S×S block a channel: operators ``(..., S, S, *axes)``, states ``(..., S, *axes)``, with
+    this many ``axes``."""
+
+    axes: int = 1
 
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
-        return (op * x.unsqueeze(-3)).sum(-2)
+        return (op * x.unsqueeze(-self.axes - 2)).sum(-self.axes - 1)
 
     def compose(self, after: Tensor, before: Tensor) -> Tensor:
-        return torch.einsum("...ijd,...jkd->...ikd", after, before)
+        # out[i, k] = Σ_j after[i, j] before[j, k], in every channel
+        left, right = after.unsqueeze(-self.axes - 1), before.unsqueeze(-self.axes - 3)
+        return (left * right).sum(-self.axes - 2)
 
     def transpose(self, op: Tensor) -> Tensor:
-        return op.transpose(-3, -2)
+        return op.transpose(-self.axes - 2, -self.axes - 1)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class Machine:
 
     def step(self, numbers: float) -> float:
         """Cost of one step on so many numbers, in units of ``c1``."""
-        return self.overhead + numbers / min(self.processors, math.ceil(numbers / self.grain))
+        parts = max(1, math.ceil(numbers / self.grain))
+        return self.overhead + numbers / min(self.processors, parts)
 
 
 def machine(device: str) -> Machine:

@@ -138,7 +138,7 @@ class SpecDynamics:
         if "right" in structures:
             return None if self.several else Right(by_row=kind == "exact")
         if structures <= {"diagonal"} or kind == "quasi":
-            return Block() if self.several else Diagonal()
+            return Block(len(self.spec.axes)) if self.several else Diagonal()
         heads = self.sizes["heads"] if structures <= {"head", "diagonal"} else 1
         return Dense(heads=heads, slots=len(self.spec.slots))
 
