@@ -37,6 +37,10 @@ def block_matrix(op):  # (S, S, d) -> (S d, S d)
     return out
 
 
+def wide_block_matrix(op):  # (S, S, K, V): one S×S block for each of K·V channels
+    return block_matrix(op.reshape(*op.shape[:2], -1))
+
+
 def heads_matrix(op):  # (n, w, w) -> block diagonal
     n, w, _ = op.shape
     out = np.zeros((n * w, n * w))
@@ -60,6 +64,7 @@ CASES = [
         "diagonal of a matrix state", Diagonal(), (2, 3), (2, 3), lambda a: np.diag(a.reshape(-1))
     ),
     Case("block", Block(), (2, 3), (2, 2, 3), block_matrix),
+    Case("block of a matrix state", Block(axes=2), (2, 2, 3), (2, 2, 2, 3), wide_block_matrix),
     Case("dense", Dense(), (3,), (1, 3, 3), lambda a: a[0]),
     Case("heads", Dense(heads=2), (4,), (2, 2, 2), heads_matrix),
     Case("heads, slots", Dense(heads=2, slots=2), (2, 4), (2, 4, 4), slots_matrix),
