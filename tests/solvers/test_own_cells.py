@@ -13,7 +13,13 @@ MODES = {
     "chunks, poor guess": ("shooting", NewtonConfig(chunk_length=5, warmup=1)),
     "auto": ("auto", None),
 }
-modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+modes = pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, id=name, marks=pytest.mark.slow if name == "chunks" else ())
+        for name, mode in MODES.items()
+    ],
+)
 
 
 def build(specimen, seed=0, d_in=2):
