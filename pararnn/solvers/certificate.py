@@ -22,7 +22,7 @@ from ..spec.bounds import derivative_bounds
 from .dynamics import SpecDynamics
 from .implicit import Problem, linearized
 from .task import Task
-from .walkers import _per_state
+from .walkers import per_state
 
 WINDOW = 16
 """Steps whose Jacobians are multiplied out before absolute values are taken."""
@@ -117,7 +117,7 @@ def _amplification(
     algebra = cast(Algebra, dynamics.algebra("exact"))
     op = dynamics.operator_at(before, u, "exact")
     if resets is not None:
-        op = op.masked_fill(_per_state(resets, op), 0)
+        op = op.masked_fill(per_state(resets, op), 0)
     total = op.shape[1]
     window = min(WINDOW, total)
     whole = total - total % window

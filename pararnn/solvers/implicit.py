@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from .._checks import full_precision
-from ..scan import Algebra, Block, Diagonal, affine_scan
+from ..scan import Algebra, Block, Diagonal, Flat, affine_scan
 from .config import TOLERANCE
 from .cost import chunk_length
 from .dynamics import Coefficients
 from .engine import Plan, run
 from .partition import Partition
-from .walkers import Dynamics, LinearWalker, _per_state
+from .walkers import Dynamics, LinearWalker, cut, per_state
 
 MakeDynamics = Callable[[tuple[Tensor, ...]], Dynamics]
 LINEAR_CAP = 64
@@ -50,21 +50,16 @@ class Problem:
 
     def first(self, h0: Tensor) -> Tensor:
         """The state before the first step, ``(B, 1, ...)``."""
-        start = h0.unsqueeze(1)
-        if self.resets is None:
-            return start
-        return torch.where(_per_state(self.resets[:, :1], start), torch.zeros_like(start), start)
+        return cut(h0.unsqueeze(1), None if self.resets is None else self.resets[:, :1])
 
     def restarted(self, before: Tensor) -> Tensor:
         """States before every step, with zero where a reset restarts them."""
-        if self.resets is None:
-            return before
-        return torch.where(_per_state(self.resets, before), torch.zeros_like(before), before)
+        return cut(before, self.resets)
 
 
 def formed(dynamics: Dynamics) -> bool:
-    """Whether exact operators are as cheap as states, so that one scan solves linear systems."""
-    return isinstance(dynamics.algebra("exact"), Diagonal | Block)
+    """Whether exact operators are cheap enough that one scan over them solves linear systems."""
+    return isinstance(dynamics.algebra("exact"), Diagonal | Block | Flat)
 
 
 @dataclass
@@ -96,7 +91,7 @@ class Linearization:
             algebra = cast(Algebra, self.dynamics.algebra("exact"))
             op = self.dynamics.operator(self.coefficients, "exact", self.before)
             if self.resets is not None:
-                op = op.masked_fill(_per_state(self.resets, op), 0)
+                op = op.masked_fill(per_state(self.resets, op), 0)
             op = algebra.transpose(op) if reverse else op
             return affine_scan(op, b, x0, algebra=algebra, reverse=reverse, out=out)
         length, warmup = chunk_length(b.shape[1], x0.numel(), b.device.type)
@@ -132,10 +127,7 @@ def _first_cotangent(
 ) -> Tensor:
     """Cotangent of ``h0``, from that of the first state ``(B, 1, ...)``."""
     moved = dynamics.transpose(dynamics.coefficients(before, u), cotangent)
-    if problem.resets is not None:
-        moved = torch.where(
-            _per_state(problem.resets[:, :1], moved), torch.zeros_like(moved), moved
-        )
+    moved = cut(moved, None if problem.resets is None else problem.resets[:, :1])
     return moved.squeeze(1)
 
 

@@ -13,8 +13,9 @@ from torch.func import functional_call
 from ..scan import Algebra, Flat
 from .dynamics import Coefficients
 
-LARGEST_FLAT = 64
-"""States of up to this many numbers may carry a dense Jacobian of an opaque step."""
+LARGEST_FLAT = 32
+"""States of up to this many numbers carry a dense Jacobian of an opaque step: as many JVPs, each
+of all steps at once, are far cheaper than one product a step."""
 
 
 class ModuleDynamics:
@@ -80,7 +81,7 @@ class ModuleDynamics:
 
     @property
     def single_kind(self) -> str:
-        return "factorized"
+        return "exact" if self.size <= LARGEST_FLAT else "factorized"
 
     def operator(self, coefficients: Coefficients, kind: str, like: Tensor) -> Tensor:
         """Dense Jacobians ``(..., n, n)``, one column a JVP."""

@@ -16,8 +16,14 @@ from .partition import Partition
 Dynamics = SpecDynamics | ModuleDynamics
 
 
-def _per_state(mask: Tensor, state: Tensor) -> Tensor:
+def per_state(mask: Tensor, state: Tensor) -> Tensor:
+    """A mask ``(B, ...)`` with the trailing dimensions of a state."""
     return mask.reshape(*mask.shape, *(1,) * (state.ndim - mask.ndim))
+
+
+def cut(x: Tensor, resets: Tensor | None) -> Tensor:
+    """``x`` with zero where a reset cuts the recurrence."""
+    return x if resets is None else torch.where(per_state(resets, x), torch.zeros_like(x), x)
 
 
 class _Walker:
@@ -69,7 +75,7 @@ class _Walker:
                         product = product[:, 1:] if reverse else product[:, :-1]
                     product = algebra.compose(op, product)
             if target is not None and h is not target:
-                target.copy_(h if keep is None else torch.where(_per_state(keep, h), target, h))
+                target.copy_(h if keep is None else torch.where(per_state(keep, h), target, h))
             return h
 
         ends = part.walk(advance, starts, chunks=chunks, first=first)
@@ -110,7 +116,7 @@ class CellWalker(_Walker):
         if self.resets is None:
             return h, None
         mask = self.resets[:, time][:, rows]
-        return torch.where(_per_state(mask, h), torch.zeros_like(h), h), mask
+        return cut(h, mask), mask
 
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         h, _ = self._restarted(h, time, rows)
@@ -122,7 +128,7 @@ class CellWalker(_Walker):
         h, mask = self._restarted(h, time, rows)
         h, op = self.dynamics.step_with_operator(h, self.u[:, time][:, rows], kind, out)
         if mask is not None:
-            op = op.masked_fill(_per_state(mask, op), 0)
+            op = op.masked_fill(per_state(mask, op), 0)
         return h, op
 
     def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
@@ -158,9 +164,7 @@ class LinearWalker(_Walker):
         local = tuple(c[:, time][:, rows] for c in self.coefficients)
         act = self.dynamics.transpose if self.partition.reverse else self.dynamics.tangent
         moved = act(local, h)
-        if self.resets is not None:
-            mask = self.resets[:, time][:, rows]
-            moved = torch.where(_per_state(mask, moved), torch.zeros_like(moved), moved)
+        moved = cut(moved, None if self.resets is None else self.resets[:, time][:, rows])
         return torch.add(moved, self.b[:, time][:, rows], out=out)
 
     def _advance_with_operator(
@@ -171,5 +175,5 @@ class LinearWalker(_Walker):
         if self.partition.reverse:
             op = cast(Algebra, self.algebra(kind)).transpose(op)
         if self.resets is not None:
-            op = op.masked_fill(_per_state(self.resets[:, time][:, rows], op), 0)
+            op = op.masked_fill(per_state(self.resets[:, time][:, rows], op), 0)
         return self._advance(h, time, rows, out), op

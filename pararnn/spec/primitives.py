@@ -25,6 +25,9 @@ class sigmoid(sympy.Function):
     def fdiff(self, argindex: int = 1) -> sympy.Expr:
         return self * (1 - self)
 
+    def _eval_evalf(self, prec: int) -> sympy.Expr:
+        return (1 / (1 + sympy.exp(-self.args[0])))._eval_evalf(prec)
+
 
 class softplus(sympy.Function):
     r"""``log(1 + exp(x))``."""
@@ -33,6 +36,9 @@ class softplus(sympy.Function):
 
     def fdiff(self, argindex: int = 1) -> sympy.Expr:
         return sigmoid(self.args[0])
+
+    def _eval_evalf(self, prec: int) -> sympy.Expr:
+        return sympy.log(1 + sympy.exp(self.args[0]))._eval_evalf(prec)
 
 
 tanh = sympy.tanh
