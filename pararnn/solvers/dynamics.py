@@ -50,6 +50,7 @@ class SpecDynamics:
         self._widths = [math.prod(s) for s in shapes]
         self._shapes = shapes
         self.bounds = [s.bounds for s in spec.slots]
+        self.writes = "_out" in compiled(spec, "step").__code__.co_varnames
         self.n_state = spec.factorization.n_state
 
     # -- layout --------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ class SpecDynamics:
     def step(self, h: Tensor, u: Tensor, out: Tensor | None = None) -> Tensor:
         """Next state, ``(..., *state_shape)``. It may be written to ``out``, and is then ``out``."""
         program = compiled(self.spec, "step")
-        into = {} if self.several else {"_out": out}
+        into = {"_out": out} if self.writes else {}
         return self._join(program(*self._slots(h), *self._drives(u), *self.params, **into), h)
 
     def step_with_operator(
@@ -90,7 +91,7 @@ class SpecDynamics:
         if not self.spec.channelwise:
             return self.step(h, u, out), self.operator(self.coefficients(h, u), kind, h)
         program = compiled(self.spec, "step_jacobian")
-        into = {} if self.several else {"_out": out}
+        into = {"_out": out} if self.writes else {}
         results = program(*self._slots(h), *self._drives(u), *self.params, **into)
         n = len(self.spec.slots)
         return self._join(results[:n], h), self._channel_operator(results[n:], h)

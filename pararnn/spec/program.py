@@ -90,7 +90,6 @@ class _Writer:
         makes a tensor as large as the state anyway."""
         if not self.printer.fused or len(outputs) > 1:
             return
-        self.targets = ["_out=None"]
         update = self.spec.stages[-1]
         whole = self.spec.axes_of(update.symbol) == self.spec.axes
         text = self.lines[-1]
@@ -98,6 +97,7 @@ class _Writer:
         call = call and not text.endswith("_()")
         if call and whole and update.symbol in self.spec.factorization.state_dependent:
             self.lines[-1] = f"{text[:-1]}, out=_out)"
+            self.targets = ["_out=None"]
 
     def expressions(self, exprs: Sequence[sympy.Expr]) -> list[str]:
         """Print several expressions after common-subexpression elimination."""
