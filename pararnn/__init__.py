@@ -13,6 +13,7 @@ _HOMES = {
     "pararnn.spec": (
         "Spec",
         "SpecError",
+        "SpecWarning",
         "cos",
         "exp",
         "log",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from .solvers import solve as solve
     from .spec import Spec as Spec
     from .spec import SpecError as SpecError
+    from .spec import SpecWarning as SpecWarning
     from .spec import cos as cos
     from .spec import exp as exp
     from .spec import log as log

@@ -154,11 +154,12 @@ def _build() -> dict[str, Specimen]:
         (u,) = s.drives("u")
         A, B = s.maps("A B", structure="diagonal")
         s.next(H, tanh(A(H) + M * u))
-        s.next(M, sigmoid(k) * M + B(s.updated(H)) / 3)
+        s.next(M, sigmoid(k) * M + (1 - sigmoid(k)) * tanh(B(s.updated(H)) / 3))
 
     def matrix_block(H, M, k, u, A, B):
         new = torch.tanh(A * H + M * u)
-        return new, torch.sigmoid(k)[..., None] * M + B * new / 3
+        f = torch.sigmoid(k)[..., None]
+        return new, f * M + (1 - f) * torch.tanh(B * new / 3)
 
     add(s, {"K": 2, "V": 3}, matrix_block, "block2")
 

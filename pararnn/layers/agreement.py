@@ -85,7 +85,8 @@ class AgreementReport:
                 f"{'pass' if a.passed else 'FAIL'}",
                 f"    {a.method}, chunks of {a.chunk_length}, {a.iterations} iterations, "
                 f"{a.passes:.2f} passes, residual {a.residual:.1e}"
-                + (", sequential fallback" if a.fallback else ""),
+                + (", sequential fallback" if a.fallback else "")
+                + (" (one chunk: nothing to run in parallel)" if a.method == "sequential" else ""),
                 f"    error {a.error:.1e} (limit {a.tolerance:.1e}), against float64 "
                 f"{a.error_float64:.1e}, certified {proof}",
                 f"    {a.reason}",

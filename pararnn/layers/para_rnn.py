@@ -80,6 +80,12 @@ class ParaRNN(nn.Module):
             cells = list(cell) if isinstance(cell, Sequence) else []
         if not cells or not all(isinstance(c, nn.Module) for c in cells):
             raise TypeError(f"cell: got {cell!r}, expected a cell, or a non-empty list of cells.")
+        for c in cells:
+            if not hasattr(c, "step") or not hasattr(c, "state_shape"):
+                raise TypeError(
+                    f"cell: got {type(c).__name__}, expected a Cell or a module with a method "
+                    "step(h, x) and an attribute state_shape."
+                )
         if len(cells) > 1 and num_layers not in (1, len(cells)):
             raise ValueError(
                 f"num_layers: got {num_layers} for a list of {len(cells)} cells; leave it out."
@@ -226,6 +232,11 @@ class ParaRNN(nn.Module):
         return torch.stack(states)
 
     def _check_state(self, name: str, state: Tensor | None) -> None:
+        if state is not None and not isinstance(state, Tensor):
+            raise TypeError(
+                f"{name}: got {type(state).__name__}, expected one tensor; the slots of a cell with "
+                "several are stacked in it."
+            )
         if state is not None and (state.ndim < 2 or state.shape[0] != self.num_layers):
             raise ValueError(
                 f"{name}: got shape {tuple(state.shape)}, expected ({self.num_layers}, B, "

@@ -97,7 +97,10 @@ def prepare(
                 "use h0.expand(...) if all samples start alike."
             )
         if h0.dtype not in (param_dtype, dtype):
-            raise TypeError(f"h0: got dtype {h0.dtype}, expected {param_dtype} or {dtype}.")
+            wanted = " or ".join(dict.fromkeys((str(param_dtype), str(dtype))))
+            raise TypeError(
+                f"h0: got dtype {h0.dtype}, expected {wanted}; convert it with .to(...)."
+            )
         h0 = h0.to(dtype)
     if resets is not None:
         if not isinstance(resets, Tensor):

@@ -1,6 +1,6 @@
 """Staged symbolic specs: one definition of a cell from which everything else is derived."""
 
-from .declarations import SpecError
+from .declarations import SpecError, SpecWarning
 from .latex import Equation
 from .primitives import cos, exp, log, sigmoid, sin, softplus, tanh
 from .spec import Spec
@@ -9,6 +9,7 @@ __all__ = [
     "Equation",
     "Spec",
     "SpecError",
+    "SpecWarning",
     "cos",
     "exp",
     "log",

@@ -13,6 +13,10 @@ class SpecError(ValueError):
     """A Spec that does not describe a recurrence: says what was got, expected, and the fix."""
 
 
+class SpecWarning(UserWarning):
+    """A Spec that can be used but is not what its author meant, as far as can be told."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """One state tensor. ``bounds`` is an interval that every step maps into itself, or None."""
@@ -57,6 +61,11 @@ class Map:
 
     def __call__(self, operand: sympy.Expr) -> sympy.Symbol:
         return self.spec._apply_map(self, operand)  # type: ignore[attr-defined]
+
+    def __mul__(self, other: object) -> sympy.Expr:
+        raise SpecError(f"{self.name} is a map: call it, {self.name}(h), to apply it to h.")
+
+    __rmul__ = __mul__
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Map) and (self.name, self.structure) == (

@@ -227,3 +227,35 @@ def _is_zero(expr: sympy.Expr) -> bool:
     for call in sorted(calls, key=lambda c: -c.count_ops()):
         expr = expr.xreplace({call: names[call]})
     return sympy.expand(sympy.together(expr)) == 0
+
+
+def leaves_bounds(spec: Spec, samples: int = 256) -> tuple[str, float, tuple[float, float]] | None:
+    """A slot, a value and the declared bounds that one step from inside them leaves, or None.
+
+    Samples states of the box (its corners among them), drives and parameters of all sizes; finding
+    nothing is no proof.
+    """
+    rng = np.random.default_rng(0)
+    sizes = {**dict.fromkeys(spec.axes, 2), "heads": 1}
+    shape = (samples, *(2 for _ in spec.axes))
+    slots = []
+    for slot in spec.slots:
+        lo, hi = slot.bounds or (-2.0, 2.0)
+        place = rng.uniform(size=shape)
+        place[: samples // 4] = place[: samples // 4].round()
+        slots.append(lo + (hi - lo) * place)
+    spread = 10.0 ** rng.uniform(-1, 1, size=samples)
+    drives = []
+    for axes in spec.drive_shapes(sizes):
+        values = rng.standard_normal((samples, *axes))
+        drives.append(values * spread.reshape(-1, *(1,) * len(axes)))
+    params = [rng.standard_normal(s) for s in spec.parameter_shapes(sizes).values()]
+    with np.errstate(all="ignore"):
+        following = _slots(spec, step(spec, _join(spec, slots), drives, params))
+    for slot, value in zip(spec.slots, following, strict=True):
+        if slot.bounds is not None:
+            lo, hi = slot.bounds
+            worst = value.reshape(-1)[np.argmax(np.maximum(value - hi, lo - value))]
+            if not lo - 1e-9 <= worst <= hi + 1e-9 and not np.isnan(worst):
+                return slot.name, float(worst), slot.bounds
+    return None

@@ -21,7 +21,9 @@ import contextlib
 import hashlib
 import keyword
 import math
+import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,7 @@ from .declarations import (
     Param,
     Slot,
     SpecError,
+    SpecWarning,
     Stage,
 )
 from .primitives import PRIMITIVES, RESERVED, primitive_of
@@ -55,8 +58,12 @@ def canonical(expr: sympy.Expr) -> sympy.Expr:
     return expr.func(*[canonical(a) for a in expr.args])
 
 
-def _names(names: str | Iterable[str]) -> list[str]:
-    return names.replace(",", " ").split() if isinstance(names, str) else list(names)
+def _names(names: Iterable[str | Iterable[str]]) -> list[str]:
+    """``("a b", "c")`` and ``(["a", "b"], "c")`` both name a, b and c."""
+    out: list[str] = []
+    for name in names:
+        out += name.replace(",", " ").split() if isinstance(name, str) else _names(name)
+    return out
 
 
 def _subscript(name: str) -> tuple[str, str]:
@@ -66,9 +73,23 @@ def _subscript(name: str) -> tuple[str, str]:
 
 
 def _with_subscript(base: str, sub: str) -> str:
+    if len(base) > 1:
+        base = rf"\mathrm{{{base}}}"
     if not sub:
         return base
     return f"{base}_{sub}" if len(sub) == 1 else rf"{base}_{{\mathrm{{{sub}}}}}"
+
+
+def _affine(name: str, vector: bool) -> str:
+    """The affine function of ``x_t`` that a drive is, its weights named after the drive."""
+    base, sub = _subscript(name)
+    sub = sub or base
+    weight = _with_subscript("W", sub) if vector else _with_subscript("w", sub) + r"^\top"
+    return f"{weight} x_t + {_with_subscript('b', sub)}"
+
+
+def _operand(stage: Stage) -> sympy.Expr:
+    return stage.operand if isinstance(stage, Linear) else stage.expr
 
 
 class Spec:
@@ -155,8 +176,7 @@ class Spec:
 
     def drives(
         self,
-        names: str | Iterable[str],
-        *,
+        *names: str | Iterable[str],
         axes: tuple[str, ...] | None = None,
         inline: bool = True,
     ) -> tuple[sympy.Symbol, ...]:
@@ -166,17 +186,14 @@ class Spec:
         out = []
         for name in _names(names):
             symbol = self._claim(name)
-            base, sub = _subscript(name)
-            sub = sub if inline else (sub or base)
-            weight = _with_subscript("W", sub) if axes else _with_subscript("w", sub) + r"^\top"
-            affine = f"{weight} x_t + {_with_subscript('b', sub)}"
+            affine = _affine(name if not inline else _subscript(name)[1], bool(axes))
             latex = _with_subscript(*_subscript(name))
             self._axes[symbol] = axes
             self.drive_list += (Drive(symbol, axes, latex, affine, inline),)
             out.append(symbol)
         return tuple(out)
 
-    def maps(self, names: str | Iterable[str], *, structure: str) -> tuple[Map, ...]:
+    def maps(self, *names: str | Iterable[str], structure: str) -> tuple[Map, ...]:
         """Declare recurrent linear maps; call one on an expression to apply it."""
         if structure not in STRUCTURES:
             raise SpecError(
@@ -206,7 +223,7 @@ class Spec:
         return self.maps(name, structure=structure)[0]
 
     def params(
-        self, names: str | Iterable[str], *, axes: tuple[str, ...] | None = None
+        self, *names: str | Iterable[str], axes: tuple[str, ...] | None = None
     ) -> tuple[sympy.Symbol, ...]:
         """Declare elementwise recurrent parameters (peepholes, time constants, …)."""
         axes = self.axes if axes is None else tuple(axes)
@@ -332,7 +349,47 @@ class Spec:
                 raise SpecError(
                     f"Spec {self.name!r}: slot {slot.name!r} has no update; call next({slot.name}, …)."
                 )
+        self._label_drives()
+        used = {s for st in self.stages for s in _operand(st).free_symbols}
+        applied = {st.map.name for st in self.stages if isinstance(st, Linear)}
+        idle = [d.name for d in self.drive_list if d.symbol not in used]
+        idle += [p.name for p in self.param_list if p.symbol not in used]
+        idle += [m.name for m in self.map_list if m.name not in applied]
+        if idle:
+            warnings.warn(
+                f"Spec {self.name!r}: {', '.join(idle)} is declared but never used; use it in a "
+                "stage or leave it out.",
+                SpecWarning,
+                stacklevel=3,
+            )
         self._frozen = True
+        self._doubt_bounds()
+
+    def _label_drives(self) -> None:
+        """Give each of several drives weights of its own name: ``u, v`` → ``W_u x + b_u``, …"""
+        if len(self.drive_list) == 1:
+            return
+        self.drive_list = tuple(
+            replace(d, affine=_affine(d.name, bool(d.axes))) if "_" not in d.name else d
+            for d in self.drive_list
+        )
+
+    def _doubt_bounds(self) -> None:
+        """Warn of declared bounds that a sampled step leaves."""
+        if all(slot.bounds is None for slot in self.slots):
+            return
+        from .oracle import leaves_bounds
+
+        found = leaves_bounds(self)
+        if found:
+            name, value, bounds = found
+            warnings.warn(
+                f"Spec {self.name!r}: got bounds {bounds} for slot {name!r}, but a step from inside "
+                f"them reached {value:.3g}; give an interval that every step maps into itself, or "
+                "leave bounds out.",
+                SpecWarning,
+                stacklevel=4,
+            )
 
     # -- reading -------------------------------------------------------------------------------
 
