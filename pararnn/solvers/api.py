@@ -61,8 +61,8 @@ def _plan(
         later_kind=later,
         max_iters=config.max_iters,
         cap=config.iteration_cap,
-        fallback=config.on_divergence == ("auto" if not pinned else "sequential")
-        or config.on_divergence == "sequential",
+        fallback=config.on_divergence == "sequential"
+        or (config.on_divergence == "auto" and not pinned),
     )
 
 

@@ -22,7 +22,7 @@ from ..spec.bounds import derivative_bounds
 from .dynamics import SpecDynamics
 from .implicit import Problem, linearized
 from .task import Task
-from .walkers import per_state
+from .walkers import cut
 
 WINDOW = 16
 """Steps whose Jacobians are multiplied out before absolute values are taken."""
@@ -115,9 +115,7 @@ def _amplification(
     much smaller than ``|J_2||J_1|``. Between windows the recursion is ``s ← |Π| s + q``.
     """
     algebra = cast(Algebra, dynamics.algebra("exact"))
-    op = dynamics.operator_at(before, u, "exact")
-    if resets is not None:
-        op = op.masked_fill(per_state(resets, op), 0)
+    op = cut(dynamics.operator_at(before, u, "exact"), resets)
     total = op.shape[1]
     window = min(WINDOW, total)
     whole = total - total % window

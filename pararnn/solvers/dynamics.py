@@ -116,17 +116,17 @@ class SpecDynamics:
     def tangent(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``J v``."""
         program = compiled(self.spec, "tangent")
-        return self._join(program(*self._slots(v), *coefficients[: self.n_state], *self.params), v)
+        return self._join(program(*self._slots(v), *coefficients, *self.params), v)
 
     def transpose(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``Jᵀ v``."""
         program = compiled(self.spec, "transpose")
-        return self._join(program(*self._slots(v), *coefficients[: self.n_state], *self.params), v)
+        return self._join(program(*self._slots(v), *coefficients, *self.params), v)
 
     def majorant(self, coefficients: Coefficients, v: Tensor) -> Tensor:
         """``|J| v`` or more, for ``v ≥ 0``: absolute coefficients and weights."""
         program = compiled(self.spec, "majorant")
-        absolute = [c.abs() for c in coefficients[: self.n_state]]
+        absolute = [c.abs() for c in coefficients]
         return self._join(program(*self._slots(v), *absolute, *self.params), v)
 
     # -- operators -----------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class SpecDynamics:
                 w.diagonal(dim1=-2, dim2=-1).flatten() if m.structure in ("head", "dense") else w
                 for m, w in zip(self.spec.map_list, self.params, strict=False)
             ]
-            entries = program(*coefficients[: self.n_state], *params, *self.params[len(params) :])
+            entries = program(*coefficients, *params, *self.params[len(params) :])
             return self._channel_operator(entries, like)
         op = self._matrix_operator(coefficients, cast(Dense | Right, algebra), like)
         lead = like.shape[: like.ndim - len(self.state_shape)]

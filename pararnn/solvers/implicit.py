@@ -23,7 +23,7 @@ from .cost import chunk_length
 from .dynamics import Coefficients
 from .engine import Plan, run
 from .partition import Partition
-from .walkers import Dynamics, LinearWalker, cut, per_state
+from .walkers import Dynamics, LinearWalker, cut
 
 MakeDynamics = Callable[[tuple[Tensor, ...]], Dynamics]
 LINEAR_CAP = 64
@@ -90,8 +90,7 @@ class Linearization:
         if formed(self.dynamics):
             algebra = cast(Algebra, self.dynamics.algebra("exact"))
             op = self.dynamics.operator(self.coefficients, "exact", self.before)
-            if self.resets is not None:
-                op = op.masked_fill(per_state(self.resets, op), 0)
+            op = cut(op, self.resets)
             op = algebra.transpose(op) if reverse else op
             return affine_scan(op, b, x0, algebra=algebra, reverse=reverse, out=out)
         length, warmup = chunk_length(b.shape[1], x0.numel(), b.device.type)
@@ -183,7 +182,7 @@ def _first_order(
         part = problem.rows(rows)
         before, drive = part.previous(states[rows], h0[rows]), u[rows]
         values = dynamics.linearization(before, drive)
-        linear = Linearization(dynamics, values, before, part.resets)
+        linear = Linearization(dynamics, values[: dynamics.n_state], before, part.resets)
         cotangents = _adjoint(linear, g[rows])
         _, grads = dynamics.gradients(values, before, drive, cotangents, u_bar[rows])
         totals = [_plus(a, b) for a, b in zip(totals, grads, strict=True)]

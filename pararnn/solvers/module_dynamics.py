@@ -34,6 +34,7 @@ class ModuleDynamics:
         self.dtype = dtype
         self.state_shape = tuple(cast(Any, module).state_shape)
         self.size = math.prod(self.state_shape)
+        self.n_state = 2  # the linearization point: state and input
         self.bounds: list[tuple[float, float] | None] = [None]
 
     def _call(self, h: Tensor, u: Tensor, params: Sequence[Tensor]) -> Tensor:

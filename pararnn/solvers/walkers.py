@@ -29,6 +29,8 @@ def cut(x: Tensor, resets: Tensor | None) -> Tensor:
 class _Walker:
     """What both walkers share: chunk bookkeeping, writing, carrying operators."""
 
+    dynamics: Dynamics
+    resets: Tensor | None
     partition: Partition
     out: Tensor
 
@@ -41,7 +43,10 @@ class _Walker:
         raise NotImplementedError
 
     def algebra(self, kind: str) -> Algebra | None:
-        raise NotImplementedError
+        return self.dynamics.algebra(kind)
+
+    def _resets_at(self, time: slice, rows: slice) -> Tensor | None:
+        return None if self.resets is None else self.resets[:, time][:, rows]
 
     def walk(
         self,
@@ -109,27 +114,17 @@ class CellWalker(_Walker):
         self.partition, self.out, self.box = partition, out, box
         self.linear_solver = linear_solver
 
-    def algebra(self, kind: str) -> Algebra | None:
-        return self.dynamics.algebra(kind)
-
-    def _restarted(self, h: Tensor, time: slice, rows: slice) -> tuple[Tensor, Tensor | None]:
-        if self.resets is None:
-            return h, None
-        mask = self.resets[:, time][:, rows]
-        return cut(h, mask), mask
-
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
-        h, _ = self._restarted(h, time, rows)
+        h = cut(h, self._resets_at(time, rows))
         return self.dynamics.step(h, self.u[:, time][:, rows], out)
 
     def _advance_with_operator(
         self, h: Tensor, time: slice, rows: slice, kind: str, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        h, mask = self._restarted(h, time, rows)
-        h, op = self.dynamics.step_with_operator(h, self.u[:, time][:, rows], kind, out)
-        if mask is not None:
-            op = op.masked_fill(per_state(mask, op), 0)
-        return h, op
+        resets = self._resets_at(time, rows)
+        u = self.u[:, time][:, rows]
+        h, op = self.dynamics.step_with_operator(cut(h, resets), u, kind, out)
+        return h, cut(op, resets)
 
     def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
         """Exact Newton on single steps with factorized products: the linearized recurrence."""
@@ -157,14 +152,11 @@ class LinearWalker(_Walker):
         self.dynamics, self.coefficients, self.b = dynamics, coefficients, b
         self.resets, self.partition, self.out = resets, partition, out
 
-    def algebra(self, kind: str) -> Algebra | None:
-        return self.dynamics.algebra(kind)
-
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         local = tuple(c[:, time][:, rows] for c in self.coefficients)
         act = self.dynamics.transpose if self.partition.reverse else self.dynamics.tangent
         moved = act(local, h)
-        moved = cut(moved, None if self.resets is None else self.resets[:, time][:, rows])
+        moved = cut(moved, self._resets_at(time, rows))
         return torch.add(moved, self.b[:, time][:, rows], out=out)
 
     def _advance_with_operator(
@@ -174,6 +166,4 @@ class LinearWalker(_Walker):
         op = self.dynamics.operator(local, kind, h)
         if self.partition.reverse:
             op = cast(Algebra, self.algebra(kind)).transpose(op)
-        if self.resets is not None:
-            op = op.masked_fill(per_state(self.resets[:, time][:, rows], op), 0)
-        return self._advance(h, time, rows, out), op
+        return self._advance(h, time, rows, out), cut(op, self._resets_at(time, rows))
