@@ -75,7 +75,7 @@ class ExpressionPrinter:
             return self._power(expr)
         primitive = primitive_of(expr)
         if primitive is not None:
-            return self._call(primitive.name, expr.args[0]), 3
+            return self._call(primitive.name, *expr.args), 3
         if isinstance(expr, _SLOPES):
             return f"{type(expr).__name__}({', '.join(map(self, expr.args))})", 3
         raise NotImplementedError(
@@ -83,12 +83,14 @@ class ExpressionPrinter:
             "functions of pararnn.spec.primitives; add a row to that table to extend the language."
         )
 
-    def _call(self, name: str, argument: sympy.Expr) -> str:
+    def _call(self, name: str, argument: sympy.Expr, *others: sympy.Expr) -> str:
+        if others:
+            return f"{name}({', '.join(map(self, (argument, *others)))})"
         text, level = self._print(argument)
         # Sums and products are fresh and not needed by autograd, so they may be overwritten.
         fresh = self.fused and isinstance(argument, sympy.Add | sympy.Mul)
         fresh = fresh and not argument.is_number
-        if fresh and name in ("sigmoid", "tanh", "exp", "log", "sin", "cos"):
+        if fresh and name in ("sigmoid", "tanh", "exp", "expm1", "log", "sin", "cos"):
             return f"{text if level == 3 else f'({text})'}.{name}_()"
         return f"{name}({text})"
 
