@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from .cell import Cell
 
 
 def project_entries(weight: Tensor, bound: float | None) -> Tensor:
@@ -29,3 +34,49 @@ def limit_spectral_norm(weight: Tensor, bound: float | None) -> Tensor:
     wide = weight if weight.dtype == torch.float64 else weight.float()
     norm = torch.linalg.matrix_norm(wide, ord=2, keepdim=True)
     return (wide * (bound / norm.clamp_min(bound))).to(weight.dtype)
+
+
+class BoundedCell(Cell):
+    """A cell whose recurrent maps are kept within ``max_recurrent_norm``.
+
+    Entries of diagonal maps are projected to ``[-c, c]`` (:func:`project_entries`), matrices are
+    rescaled to spectral norm at most ``c`` (:func:`limit_spectral_norm`). Elementwise parameters
+    are left alone.
+
+    Raises
+    ------
+    ValueError
+        If the bound is neither None nor a positive number.
+    """
+
+    def __init__(self, *args: Any, max_recurrent_norm: float | str | None, **kwargs: Any):
+        if max_recurrent_norm is not None and not (
+            isinstance(max_recurrent_norm, int | float) and 0 < max_recurrent_norm < math.inf
+        ):
+            raise ValueError(
+                f"max_recurrent_norm: got {max_recurrent_norm!r}, expected a positive number or "
+                "None (no bound)."
+            )
+        self.max_recurrent_norm = max_recurrent_norm
+        super().__init__(*args, **kwargs)
+
+    def recurrent_params(self) -> tuple[Tensor, ...]:
+        weights = super().recurrent_params()
+        maps = self.spec.map_list
+        bounded = tuple(
+            (project_entries if m.structure == "diagonal" else limit_spectral_norm)(
+                weight, self.max_recurrent_norm
+            )
+            for m, weight in zip(maps, weights, strict=False)
+        )
+        return bounded + weights[len(maps) :]
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Replace the recurrent weights by their bounded values, in place.
+
+        Called after every optimizer step this is the paper's clip: weights then never leave their
+        bound. Without it they may, while the effective ones (:meth:`recurrent_params`) do not.
+        """
+        for m, bounded in zip(self.spec.map_list, self.recurrent_params(), strict=False):
+            getattr(self, m.name).copy_(bounded)

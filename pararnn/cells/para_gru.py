@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..spec import Spec, sigmoid, tanh
-from .cell import Cell
-from .constraints import limit_spectral_norm, project_entries
+from .constraints import BoundedCell
 from .facts import Deviation, Facts, Source, Symbol
 
 STRUCTURES = {"diag": "diagonal", "head": "head"}
@@ -32,7 +30,7 @@ def gru_spec(mix: str) -> Spec:
     return s
 
 
-class ParaGRU(Cell):
+class ParaGRU(BoundedCell):
     """Gated recurrent unit whose recurrent weights are diagonal or dense per head.
 
     Parameters
@@ -80,32 +78,16 @@ class ParaGRU(Cell):
             raise ValueError(f"mix: got {mix!r}, expected 'diag' or 'head'.")
         if max_recurrent_norm == "default":
             max_recurrent_norm = DEFAULT_MAX_NORM[mix]
-        if max_recurrent_norm is not None and not (
-            isinstance(max_recurrent_norm, int | float) and 0 < max_recurrent_norm < math.inf
-        ):
-            raise ValueError(
-                f"max_recurrent_norm: got {max_recurrent_norm!r}, expected a positive number, "
-                "None (no bound) or 'default'."
-            )
-        self.mix, self.n_heads, self.max_recurrent_norm = mix, n_heads, max_recurrent_norm
+        self.mix, self.n_heads = mix, n_heads
         sizes = {"heads": n_heads} if mix == "head" else {}
-        super().__init__(d_in, d_h, spec=gru_spec(mix), sizes=sizes, **kwargs)
-
-    def recurrent_params(self) -> tuple[Tensor, ...]:
-        bounded = project_entries if self.mix == "diag" else limit_spectral_norm
-        return tuple(bounded(a, self.max_recurrent_norm) for a in (self.A_z, self.A_r, self.A_n))
-
-    @torch.no_grad()
-    def project_(self) -> None:
-        """Replace the recurrent weights by their bounded values, in place.
-
-        Called after every optimizer step this is the paper's clip: weights then never leave their
-        bound. Without it they may, while the effective ones (:meth:`recurrent_params`) do not.
-        """
-        for weight, bounded in zip(
-            (self.A_z, self.A_r, self.A_n), self.recurrent_params(), strict=True
-        ):
-            weight.copy_(bounded)
+        super().__init__(
+            d_in,
+            d_h,
+            spec=gru_spec(mix),
+            sizes=sizes,
+            max_recurrent_norm=max_recurrent_norm,
+            **kwargs,
+        )
 
     def recurrence(
         self,
