@@ -13,12 +13,16 @@ A *program* is a function of slots, drives and recurrent parameters, printed as 
 ``majorant``        ``tangent`` with absolute coefficients: bounds a perturbation from above
 ``gradients``       from a linearization and the cotangent of the update: the cotangents of drives
                     and elementwise parameters, and (cotangent, operand) of every linear map
+``adjoint``         (channelwise Specs) one step of the backward pass: ``linearization``,
+                    ``transpose`` and ``gradients`` in one; arguments of ``step``, then cotangents
+                    of the update → cotangents of every argument
 ==================  ==========================================================================
 
-Two dialects share one printer. ``plain`` uses operators and named functions only, so the same
+Three dialects share one printer. ``plain`` uses operators and named functions only, so the same
 text runs on NumPy arrays of floats, of mpmath numbers, or of SymPy expressions. ``torch`` fuses
 ``a + b*c`` into ``addcmul`` and ``(1-z)*a + z*b`` into ``lerp``, and works in place on the
-temporaries that it has just made. Printed text is deterministic: equal Specs, equal bytes.
+temporaries that it has just made. ``triton`` is plain text under ``@triton.jit``. Printed text is
+deterministic: equal Specs, equal bytes.
 """
 
 from __future__ import annotations
@@ -47,8 +51,9 @@ PROGRAMS = (
     "transpose",
     "gradients",
     "majorant",
+    "adjoint",
 )
-DIALECTS = ("plain", "torch")
+DIALECTS = ("plain", "torch", "triton")
 
 
 class _Writer:
@@ -58,6 +63,7 @@ class _Writer:
         if dialect not in DIALECTS:
             raise ValueError(f"got dialect {dialect!r}, expected one of {DIALECTS}.")
         self.spec = spec
+        self.dialect = dialect
         self.printer = ExpressionPrinter(fused=dialect == "torch")
         self.lines: list[str] = []
         self.temporaries = 0
@@ -125,8 +131,10 @@ class _Writer:
 
     def text(self, name: str, args: Sequence[str], results: Sequence[str]) -> str:
         tail = ", ".join(results) + ("," if len(results) == 1 else "")
-        body = _live(self.lines, tail)
-        return "\n".join([f"def {name}({', '.join(args)}):", *body, f"    return ({tail})"]) + "\n"
+        head = f"def {name}({', '.join(args)}):"
+        if self.dialect == "triton":
+            head = f"@triton.jit\n{head}"
+        return "\n".join([head, *_live(self.lines, tail), f"    return ({tail})"]) + "\n"
 
 
 def _live(lines: Sequence[str], results: str) -> list[str]:
@@ -162,24 +170,24 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
     Raises
     ------
     ValueError
-        If the program or the dialect is unknown, or ``step_jacobian`` is asked of a Spec that
-        mixes channels.
+        If the program or the dialect is unknown, or ``step_jacobian`` or ``adjoint`` is asked of a
+        Spec that mixes channels.
     """
     if program not in PROGRAMS:
         raise ValueError(f"got program {program!r}, expected one of {PROGRAMS}.")
     writer = _Writer(spec, dialect)
     fz = spec.factorization
     outputs = [s.next_symbol.name for s in spec.slots]
+    if program in ("step_jacobian", "adjoint") and not spec.channelwise:
+        raise ValueError(
+            f"{spec.name}: {program!r} needs a channelwise Spec, but maps mix channels; "
+            "use 'coefficients' with 'tangent' or 'transpose'."
+        )
     if program == "step":
         writer.forward()
         writer.into(outputs)
         return writer.text("step", [*arguments(spec), *writer.targets], outputs)
     if program == "step_jacobian":
-        if not spec.channelwise:
-            raise ValueError(
-                f"{spec.name}: {program!r} needs a channelwise Spec, but maps mix channels; "
-                "use 'coefficients' with 'tangent' or 'transpose'."
-            )
         writer.forward()
         writer.into(outputs)
         entries = [e for row in fz.channel_jacobian(writer.coefficients()) for e in row]
@@ -198,6 +206,8 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
         entries = [e for row in fz.channel_jacobian(named) for e in row]
         args = [s.name for s in named] + recurrent_arguments(spec)
         return writer.text(program, args, writer.expressions(entries))
+    if program == "adjoint":
+        return _print_adjoint(spec, writer)
     if program == "gradients":
         return _print_gradients(spec, writer)
     if program == "transpose":
@@ -215,8 +225,8 @@ def _edge_value(fz: Factorization, target: sympy.Symbol, source: sympy.Symbol) -
     return fz.edges[target][source] if i is None else sympy.Symbol(f"_c{i}", real=True)
 
 
-def _print_transpose(spec: Spec, writer: _Writer) -> str:
-    """Read the signal-flow graph of the state backwards."""
+def _transposed(spec: Spec, writer: _Writer) -> list[str]:
+    """Read the signal-flow graph of the state backwards: cotangents of the slots."""
     fz = spec.factorization
     bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
 
@@ -231,9 +241,15 @@ def _print_transpose(spec: Spec, writer: _Writer) -> str:
         writer.assign(outer, gathered(stage.symbol))
         writer.assign(inner, f"{stage.map.structure}_t({stage.map.name}, {outer})")
         bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
+    return [gathered(slot) for slot in fz.slots]
+
+
+def _print_transpose(spec: Spec, writer: _Writer) -> str:
+    fz = spec.factorization
+    results = _transposed(spec, writer)
     names = [c.name for c in _coefficient_symbols(fz.n_state)]
-    args = [*(bar[o].name for o in fz.outputs), *names, *recurrent_arguments(spec)]
-    return writer.text("transpose", args, [gathered(slot) for slot in fz.slots])
+    args = [*(f"_{o.name}_bar" for o in fz.outputs), *names, *recurrent_arguments(spec)]
+    return writer.text("transpose", args, results)
 
 
 def _print_tangent(spec: Spec, writer: _Writer, program: str) -> str:
@@ -261,11 +277,13 @@ def _print_tangent(spec: Spec, writer: _Writer, program: str) -> str:
     return writer.text(program, args, [gathered(out) for out in fz.outputs])
 
 
-def _print_gradients(spec: Spec, writer: _Writer) -> str:
-    """Cotangents of what enters one step besides the state, from those of the next state."""
+def _gradient_results(
+    spec: Spec, writer: _Writer, operands: Mapping[sympy.Expr, str]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Cotangents of drives and elementwise parameters, and (operand, output cotangent) of every
+    linear stage; ``"None"`` where there is none."""
     fz = spec.factorization
     bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
-    operands = {o: f"_q{i}" for i, o in enumerate(fz.operands)}
 
     def cotangent(source: sympy.Symbol) -> sympy.Expr:
         terms = [
@@ -281,11 +299,11 @@ def _print_gradients(spec: Spec, writer: _Writer) -> str:
         total = cotangent(stage.symbol)
         name = f"_{stage.symbol.name}_bar"
         if total == 0:
-            pairs += ["None", "None"]
+            pairs.append(("None", "None"))
             continue
         writer.assign(name, writer.printer(total))
         assigned[total] = name
-        pairs += [operands.get(stage.operand, str(stage.operand)), name]
+        pairs.append((operands.get(stage.operand, str(stage.operand)), name))
         inner = f"{operand_symbol(stage).name}_bar"
         writer.assign(inner, f"{stage.map.structure}_t({stage.map.name}, {name})")
         bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
@@ -294,14 +312,46 @@ def _print_gradients(spec: Spec, writer: _Writer) -> str:
     totals = [cotangent(s) for s in sources]
     texts = iter(writer.expressions([t for t in totals if t != 0 and t not in assigned]))
     results = ["None" if t == 0 else assigned[t] if t in assigned else next(texts) for t in totals]
+    return results, pairs[::-1]
+
+
+def _print_gradients(spec: Spec, writer: _Writer) -> str:
+    """Cotangents of what enters one step besides the state, from those of the next state."""
+    fz = spec.factorization
+    operands = {o: f"_q{i}" for i, o in enumerate(fz.operands)}
+    results, pairs = _gradient_results(spec, writer, operands)
     args = [
-        *(bar[o].name for o in fz.outputs),
+        *(f"_{o.name}_bar" for o in fz.outputs),
         *(s.name for s in fz.slots),
         *(c.name for c in _coefficient_symbols(len(fz.coefficients))),
         *operands.values(),
         *recurrent_arguments(spec),
     ]
-    return writer.text("gradients", args, results + pairs[::-1])
+    return writer.text("gradients", args, results + [name for pair in pairs for name in pair])
+
+
+def _print_adjoint(spec: Spec, writer: _Writer) -> str:
+    """One step of the backward pass of a channelwise Spec."""
+    fz = spec.factorization
+    writer.forward()
+    operands = {o: f"_q{i}" for i, o in enumerate(fz.operands)}
+    names = [c.name for c in _coefficient_symbols(len(fz.coefficients))]
+    values = writer.expressions([*fz.coefficients, *fz.operands])
+    for name, text in zip([*names, *operands.values()], values, strict=True):
+        writer.assign(name, text)
+    slots = _transposed(spec, writer)
+    results, pairs = _gradient_results(spec, writer, operands)
+    count = len(spec.drive_list)
+    maps: dict[str, list[str]] = {m.name: [] for m in spec.map_list}
+    for stage, (operand, bar) in zip(fz.linear, pairs, strict=True):
+        if bar != "None":
+            maps[stage.map.name].append(f"{operand}*{bar}")
+    none = f"zero(_{fz.outputs[0].name}_bar)"
+    weights = [" + ".join(terms) or none for terms in maps.values()]
+    rest = [none if text == "None" else text for text in results]
+    args = [*arguments(spec), *(f"_{o.name}_bar" for o in fz.outputs)]
+    writer.lines = list(dict.fromkeys(writer.lines))  # both walks over the graph begin alike
+    return writer.text("adjoint", args, slots + rest[:count] + weights + rest[count:])
 
 
 def load(source: str, namespace: Mapping[str, Any]) -> Any:
