@@ -280,7 +280,7 @@ def _print_tangent(spec: Spec, writer: _Writer, program: str) -> str:
 def _gradient_results(
     spec: Spec, writer: _Writer, operands: Mapping[sympy.Expr, str]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Cotangents of drives and elementwise parameters, and (operand, output cotangent) of every
+    """Cotangents of drives and elementwise parameters, and (cotangent, operand) of every
     linear stage; ``"None"`` where there is none."""
     fz = spec.factorization
     bar = {out: sympy.Symbol(f"_{out.name}_bar", real=True) for out in fz.outputs}
@@ -303,7 +303,7 @@ def _gradient_results(
             continue
         writer.assign(name, writer.printer(total))
         assigned[total] = name
-        pairs.append((operands.get(stage.operand, str(stage.operand)), name))
+        pairs.append((name, operands.get(stage.operand, str(stage.operand))))
         inner = f"{operand_symbol(stage).name}_bar"
         writer.assign(inner, f"{stage.map.structure}_t({stage.map.name}, {name})")
         bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
@@ -343,9 +343,9 @@ def _print_adjoint(spec: Spec, writer: _Writer) -> str:
     results, pairs = _gradient_results(spec, writer, operands)
     count = len(spec.drive_list)
     maps: dict[str, list[str]] = {m.name: [] for m in spec.map_list}
-    for stage, (operand, bar) in zip(fz.linear, pairs, strict=True):
-        if bar != "None":
-            maps[stage.map.name].append(f"{operand}*{bar}")
+    for stage, (cotangent, operand) in zip(fz.linear, pairs, strict=True):
+        if cotangent != "None":
+            maps[stage.map.name].append(f"{operand}*{cotangent}")
     none = f"zero(_{fz.outputs[0].name}_bar)"
     weights = [" + ".join(terms) or none for terms in maps.values()]
     rest = [none if text == "None" else text for text in results]
