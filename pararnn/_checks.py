@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -64,6 +66,41 @@ def same_device(name: str, value: Tensor, device: torch.device) -> Tensor:
             f"move one of them with .to(...)."
         )
     return value
+
+
+def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
+    """Time gaps of shape ``lead``: there if the cell's Spec has a time gap, and only then.
+
+    That none is negative is checked on the CPU only: elsewhere it would mean waiting for the
+    device. A NaN is let through and stays in its row, as one in the input does.
+    """
+    name = type(cell).__name__
+    if cell.spec.gap is None:
+        if dt is not None:
+            raise TypeError(
+                f"dt: got time gaps, but {name} takes none; leave dt out, or declare time_gap() in "
+                "the Spec."
+            )
+        return None
+    if dt is None:
+        raise TypeError(f"dt: {name} takes time gaps, got none; give dt=… of shape {lead}.")
+    gaps = floating("dt", dt)
+    if tuple(gaps.shape) != lead:
+        raise ValueError(
+            f"dt: got shape {tuple(gaps.shape)}, expected {lead}, one time gap a step; nothing is "
+            "broadcast, use dt.expand(...) if all are alike."
+        )
+    weight = cell.in_proj.weight
+    same_device("dt", gaps, weight.device)
+    if gaps.dtype not in (weight.dtype, state_dtype(weight.dtype)):
+        wanted = " or ".join(dict.fromkeys(map(str, (weight.dtype, state_dtype(weight.dtype)))))
+        raise TypeError(f"dt: got dtype {gaps.dtype}, expected {wanted}; convert it with .to(...).")
+    if gaps.device.type == "cpu" and not torch.compiler.is_compiling() and bool((gaps < 0).any()):
+        raise ValueError(
+            f"dt: got a time gap of {float(gaps[gaps < 0].min()):.3g}, expected none below 0; sort "
+            "the sequence by time."
+        )
+    return gaps
 
 
 def full_precision(device: torch.device) -> torch.autocast:

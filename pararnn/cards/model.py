@@ -221,6 +221,9 @@ def derived_symbols(spec: Spec) -> tuple[Symbol, ...]:
             axes = spec.axes_of(stage.expr)
             rows.append(Symbol(shown[stage.symbol.name], shape(axes, "B"), "stage"))
     for drive in spec.drive_list:
+        if drive.given:
+            rows.append(Symbol(rf"{drive.latex}_t", "(B,)", "time since the step before, given"))
+            continue
         if not drive.inline:
             rows.append(Symbol(shown[drive.name], shape(drive.axes, "B"), "drive"))
         weight, bias = drive.affine.split(" x_t + ")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
-from ..solvers.dynamics import SpecDynamics
+from ..solvers.dynamics import SpecDynamics, pack
 from ..spec import Spec
 from .facts import Facts
 
@@ -52,7 +52,7 @@ class Cell(nn.Module):
     facts: ClassVar[Facts | None] = None
     recurrence: ClassVar[Callable[..., Any] | None] = None
     """Hand-written ``recurrence(self, *slots, *drives, *maps, *params)``, in the order of the
-    Spec. Tensors may have leading dimensions. Returns the next state (a tuple if S > 1)."""
+    Spec; a time gap is the last drive. Tensors may have leading dimensions. Returns the next state (a tuple if S > 1)."""
 
     def __init__(
         self,
@@ -194,12 +194,24 @@ class Cell(nn.Module):
         return self.in_proj(x)
 
     def split(self, u: Tensor) -> tuple[Tensor, ...]:
-        """Views of packed drives ``(..., C)``, one a drive, each of shape ``(..., *axes)``."""
+        """Views of packed drives ``(..., C)``, one a drive, each of shape ``(..., *axes)``.
+
+        Time gaps, if packed as one more column, come last.
+        """
         shapes = self.spec.drive_shapes(self.sizes)
+        if self.spec.gap is not None and u.shape[-1] == self.in_proj.out_features:
+            shapes = shapes[:-1]
         parts = u.split([math.prod(s) for s in shapes], dim=-1)
         return tuple(p.reshape((*u.shape[:-1], *s)) for p, s in zip(parts, shapes, strict=True))
 
-    def step(self, h: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        h: Tensor,
+        x: Tensor | None = None,
+        *,
+        drives: Tensor | None = None,
+        dt: Tensor | None = None,
+    ) -> Tensor:
         """One step of the recurrence, from the hand-written equation.
 
         Parameters
@@ -209,6 +221,9 @@ class Cell(nn.Module):
             :attr:`state_dtype`.
         x
             Input ``(B, d_in)``; or give ``drives``, ``(B, C)``, as :meth:`drives` returns them.
+        dt
+            Time since the step before, ``(B,)``: needed by a cell whose Spec has a time gap.
+            A negative one is an error on the CPU and not checked elsewhere.
 
         Returns
         -------
@@ -218,8 +233,8 @@ class Cell(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            If shapes, dtypes or devices do not fit, or not exactly one of ``x`` and ``drives`` is
-            given.
+            If shapes, dtypes or devices do not fit, not exactly one of ``x`` and ``drives`` is
+            given, or ``dt`` is missing or not wanted.
         """
         if (x is None) == (drives is None):
             raise TypeError("step: got both or neither of x and drives, expected exactly one.")
@@ -242,12 +257,15 @@ class Cell(nn.Module):
                 f"h and input: got batch shapes {tuple(lead)} and {tuple(u.shape[:-1])}, expected "
                 "equal ones; nothing is broadcast, expand explicitly."
             )
+        gaps = checks.time_gaps(self, dt, tuple(lead))
+        u = u if gaps is None else pack(u, gaps)
         params = tuple(p.to(self.state_dtype) for p in self.recurrent_params())
         with checks.full_precision(h.device):
             return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
 
     def advance(self, h: Tensor, u: Tensor, params: tuple[Tensor, ...]) -> Tensor:
-        """:meth:`step` without its checks: state and parameters already in the state's dtype."""
+        """:meth:`step` without its checks: state and parameters already in the state's dtype,
+        time gaps packed as the last column of ``u``."""
         slots = (h,) if self.state_slots == 1 else h.unbind(-len(self.spec.axes) - 1)
         drives = self.split(u.to(h.dtype))
         if self.recurrence is not None:
@@ -264,6 +282,6 @@ class Cell(nn.Module):
             )
         return following[0] if len(slots) == 1 else torch.stack(following, -len(self.spec.axes) - 1)
 
-    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+    def forward(self, h: Tensor, x: Tensor, dt: Tensor | None = None) -> Tensor:
         """Same as :meth:`step`."""
-        return self.step(h, x)
+        return self.step(h, x, dt=dt)

@@ -99,7 +99,7 @@ def _parallel(
         return out
 
     problem = Problem(task.make, forward, task.resets)
-    states = Solve.apply(problem, task.u, task.h0, *task.params)
+    states = Solve.apply(problem, task.inputs, task.h0, *task.params)
     return states, outcome[0] if outcome else None
 
 
@@ -112,6 +112,7 @@ def solve(
     h0: Tensor | None = None,
     resets: Tensor | None = None,
     drives: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> Solution:
     """Solve a recurrence over a sequence and report how it went.
 
@@ -132,6 +133,9 @@ def solve(
         Initial state ``(B, *state_shape)``; zero if not given.
     resets
         Bool mask ``(B, T)``: where True, the step starts from the zero state.
+    dt
+        Time since the step before, ``(B, T)``: needed by a cell whose Spec has a time gap, and
+        refused by any other. A negative one is an error on the CPU and not checked elsewhere.
 
     Returns
     -------
@@ -147,7 +151,7 @@ def solve(
     config = config or NewtonConfig()
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {METHODS}.")
-    task = prepare(cell, x, h0, resets, drives)
+    task = prepare(cell, x, h0, resets, drives, dt)
     total = task.u.shape[1]
     numbers = task.h0.numel()
     best, warmup = chunk_length(total, numbers, task.u.device.type)
@@ -226,6 +230,7 @@ def newton_apply(
     *,
     h0: Tensor | None = None,
     resets: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> Tensor:
     """States by Newton's method over single steps, Algorithm 1 of Danieli et al. (2510.21450).
 
@@ -233,7 +238,7 @@ def newton_apply(
     iterates until the tolerance is met; ``NewtonConfig(max_iters=3)`` makes exactly the paper's
     three iterations and warns if they were not enough. Arguments and errors as for :func:`solve`.
     """
-    return solve(cell, x, config, method="newton", h0=h0, resets=resets).states
+    return solve(cell, x, config, method="newton", h0=h0, resets=resets, dt=dt).states
 
 
 def shooting_apply(
@@ -243,9 +248,10 @@ def shooting_apply(
     *,
     h0: Tensor | None = None,
     resets: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> Tensor:
     """States by multiple shooting over chunks. Arguments and errors as for :func:`solve`."""
-    return solve(cell, x, config, method="shooting", h0=h0, resets=resets).states
+    return solve(cell, x, config, method="shooting", h0=h0, resets=resets, dt=dt).states
 
 
 def newton_m2rnn_factorized(
@@ -255,6 +261,7 @@ def newton_m2rnn_factorized(
     *,
     h0: Tensor | None = None,
     resets: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> Tensor:
     """Newton over single steps for a matrix state, with factorized Jacobians only.
 
@@ -271,4 +278,4 @@ def newton_m2rnn_factorized(
         raise ValueError(
             f"cell: got Jacobian class {structure!r}, expected 'm2rnn'; use newton_apply."
         )
-    return newton_apply(cell, x, config, h0=h0, resets=resets)
+    return newton_apply(cell, x, config, h0=h0, resets=resets, dt=dt)

@@ -3,8 +3,9 @@
 A *dynamics* object holds the recurrent parameters (in the state's dtype) and computes, for any
 leading dimensions: a step, the coefficients of its Jacobian at given states, tangent and transpose
 products from coefficients, transition operators to correct with, and the gradients of one step
-with respect to inputs and parameters. Inputs ``u`` are packed drives ``(..., C)`` here, and the raw
-input ``(..., d_in)`` in :mod:`~pararnn.solvers.module_dynamics`, for a module with only a ``step``.
+with respect to inputs and parameters. Inputs ``u`` are packed drives ``(..., C)`` here (with time
+gaps as one more column, where a Spec has them), and the raw input ``(..., d_in)`` in
+:mod:`~pararnn.solvers.module_dynamics`, for a module with only a ``step``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ from ..spec.factorize import operand_symbol
 from .torch_backend import align, compiled
 
 Coefficients = tuple[Tensor, ...]
+
+
+def pack(u: Tensor, dt: Tensor) -> Tensor:
+    """Drives ``(..., C)`` and time gaps ``(...)`` as ``(..., C + 1)``, in the wider of their dtypes:
+    bfloat16 would round the gaps to three digits."""
+    dtype = torch.promote_types(u.dtype, dt.dtype)
+    return torch.cat([u.to(dtype), dt.unsqueeze(-1).to(dtype)], -1)
 
 
 class SpecDynamics:

@@ -18,7 +18,7 @@ def sequential_states(task: Task) -> Tensor:
 def _loop(task: Task) -> Tensor:
     cell, h = task.cell, task.h0
     states = []
-    steps = task.u.unbind(1)
+    steps = task.inputs.unbind(1)
     masks = task.resets.unbind(1) if task.resets is not None else None
     if has_spec(cell):
         params = tuple(p.to(h.dtype) for p in task.params)
@@ -55,7 +55,12 @@ def _version(h: Tensor) -> int:
 
 
 def sequential_apply(
-    cell: nn.Module, x: Tensor, *, h0: Tensor | None = None, resets: Tensor | None = None
+    cell: nn.Module,
+    x: Tensor,
+    *,
+    h0: Tensor | None = None,
+    resets: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> Tensor:
     """States of a sequence by looping over the cell's hand-written ``step``.
 
@@ -71,6 +76,8 @@ def sequential_apply(
         Initial state ``(B, *state_shape)``; zero if not given.
     resets
         Bool mask ``(B, T)``: where True, the step starts from the zero state.
+    dt
+        Time gaps ``(B, T)``, for a cell whose Spec has them.
 
     Returns
     -------
@@ -82,5 +89,5 @@ def sequential_apply(
     TypeError, ValueError
         If a shape, dtype or device does not fit.
     """
-    task = prepare(cell, x, h0, resets)
+    task = prepare(cell, x, h0, resets, dt=dt)
     return sequential_states(task).to(task.u.dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks as checks
-from .dynamics import SpecDynamics
+from .dynamics import SpecDynamics, pack
 from .module_dynamics import ModuleDynamics
 from .walkers import Dynamics
 
@@ -29,6 +29,12 @@ class Task:
     h0: Tensor
     resets: Tensor | None
     params: tuple[Tensor, ...]
+    dt: Tensor | None = None  # time gaps (B, T) of a cell that has them
+
+    @property
+    def inputs(self) -> Tensor:
+        """What the eager solver reads at every step: ``u``, with time gaps as one more column."""
+        return self.u if self.dt is None else pack(self.u, self.dt)
 
     def make(self, params: tuple[Tensor, ...]) -> Dynamics:
         """The recurrence with the given recurrent parameters."""
@@ -42,7 +48,8 @@ class Task:
         cell = self.cell if has_spec(self.cell) else copy.deepcopy(self.cell).double()
         params = tuple(p.detach().double() for p in self.params)
         u, h0 = self.u.detach().double(), self.h0.detach().double()
-        return Task(cell, u, h0, self.resets, params)
+        dt = None if self.dt is None else self.dt.detach().double()
+        return Task(cell, u, h0, self.resets, params, dt)
 
 
 def prepare(
@@ -51,6 +58,7 @@ def prepare(
     h0: Tensor | None,
     resets: Tensor | None,
     drives: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> Task:
     """Check the arguments of a solve; nothing is broadcast or converted silently."""
     if not hasattr(cell, "step") or not hasattr(cell, "state_shape"):
@@ -80,6 +88,11 @@ def prepare(
     else:
         if drives is not None:
             raise TypeError(f"drives: {type(cell).__name__} has no Spec, so give x.")
+        if dt is not None:
+            raise TypeError(
+                f"dt: {type(cell).__name__} has no Spec that declares a time gap; leave dt out, "
+                "or make it a feature of x."
+            )
         u, params = source, tuple(cell.parameters())
         device = params[0].device if params else u.device
         param_dtype = params[0].dtype if params else u.dtype
@@ -111,4 +124,6 @@ def prepare(
                 f"of shape {(batch, length)}."
             )
         resets = checks.same_device("resets", resets, device).clone()
-    return Task(cell, u, h0, resets, params)
+    if has_spec(cell):
+        dt = checks.time_gaps(cell, dt, (batch, length))
+    return Task(cell, u, h0, resets, params, dt)

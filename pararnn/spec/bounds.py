@@ -5,7 +5,8 @@ and second directional derivative for perturbations of maximum norm 1:
 
     |ds| ≤ Σ |∂s/∂e| |de|,      |d²s| ≤ Σ |∂²s/∂e∂e'| |de||de'| + Σ |∂s/∂e| |d²e|,
 
-and a linear map acts by its absolute weights. Drives may take any value, parameters are given.
+and a linear map acts by its absolute weights. Drives may take any value (a time gap any that is not
+negative), parameters are given.
 The result is an upper bound for every input, so it can carry a proof; it is not the supremum.
 """
 
@@ -105,7 +106,8 @@ def derivative_bounds(
         values[slot.symbol] = Interval(np.full(shape, lo), np.full(shape, hi))
         first[slot.symbol], second[slot.symbol] = np.ones(shape), nothing
     for drive in spec.drive_list:
-        values[drive.symbol] = Interval(np.full(shape, -np.inf), np.full(shape, np.inf))
+        least = 0.0 if drive.given else -np.inf  # time does not run backwards
+        values[drive.symbol] = Interval(np.full(shape, least), np.full(shape, np.inf))
         first[drive.symbol] = second[drive.symbol] = nothing
     weights = dict(zip((m.name for m in spec.map_list), params, strict=False))
     for param, value in zip(spec.param_list, params[len(spec.map_list) :], strict=True):

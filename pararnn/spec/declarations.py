@@ -36,7 +36,8 @@ class Drive:
     """What the input gives at each step: an affine function of ``x_t`` with the given axes.
 
     ``inline`` drives are printed as their affine formula wherever they occur; the others get a
-    line of their own and are printed by their symbol.
+    line of their own and are printed by their symbol. A ``given`` drive (a time gap) is no
+    function of ``x_t``: it comes with the sequence as it is, and no weight belongs to it.
     """
 
     symbol: sympy.Symbol
@@ -44,6 +45,7 @@ class Drive:
     latex: str
     affine: str
     inline: bool
+    given: bool = False
 
     @property
     def name(self) -> str:

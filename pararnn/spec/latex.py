@@ -170,7 +170,7 @@ def equations(spec: Spec) -> list[Equation]:
     lines = [
         Equation(d.name, f"{_timed(d.latex, 't')} = {d.affine}")
         for d in spec.drive_list
-        if not d.inline
+        if not d.inline and not d.given
     ]
     for stage in spec.stages:
         if isinstance(stage, Linear) or stage.hidden:

@@ -257,5 +257,7 @@ def leaves_bounds(spec: Spec, samples: int = 256) -> tuple[str, float, tuple[flo
             lo, hi = slot.bounds
             worst = value.reshape(-1)[np.argmax(np.maximum(value - hi, lo - value))]
             if not lo - 1e-9 <= worst <= hi + 1e-9 and not np.isnan(worst):
+    if spec.gap is not None:
+        drives[-1] = abs(drives[-1])
                 return slot.name, float(worst), slot.bounds
     return None

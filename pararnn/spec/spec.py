@@ -200,6 +200,22 @@ class Spec:
                 f"Spec {self.name!r}: got structure {structure!r}, expected one of {STRUCTURES}."
             )
         if structure == "right" and len(self.axes) != 2:
+    def time_gap(self, name: str = "dt", *, latex: str = r"\Delta t") -> sympy.Symbol:
+        r"""Declare the time since the step before, one number a step: ``\Delta t_t ≥ 0``.
+
+        It is a drive that is given with the sequence, not computed from ``x_t``, and the last in
+        the order of drives. A Spec has at most one.
+        """
+        if self.gap is not None:
+            raise SpecError(
+                f"Spec {self.name!r}: got a second time gap {name!r} beside {self.gap.name!r}; "
+                "declare one and use it in several stages."
+            )
+        symbol = self._claim(name)
+        self._axes[symbol] = ()
+        self.drive_list += (Drive(symbol, (), latex, "", inline=False, given=True),)
+        return symbol
+
             raise SpecError(
                 f"Spec {self.name!r}: structure 'right' multiplies a matrix state from the right, "
                 f"but the state axes are {self.axes}; declare two axes, e.g. axes=('K', 'V')."
@@ -356,6 +372,7 @@ class Spec:
         idle += [p.name for p in self.param_list if p.symbol not in used]
         idle += [m.name for m in self.map_list if m.name not in applied]
         if idle:
+        self.drive_list = tuple(sorted(self.drive_list, key=lambda d: d.given))
             warnings.warn(
                 f"Spec {self.name!r}: {', '.join(idle)} is declared but never used; use it in a "
                 "stage or leave it out.",
@@ -367,12 +384,13 @@ class Spec:
 
     def _label_drives(self) -> None:
         """Give each of several drives weights of its own name: ``u, v`` → ``W_u x + b_u``, …"""
-        if len(self.drive_list) == 1:
-            return
-        self.drive_list = tuple(
-            replace(d, affine=_affine(d.name, bool(d.axes))) if "_" not in d.name else d
-            for d in self.drive_list
-        )
+        if len(self.projected) > 1:
+            self.drive_list = tuple(
+                d
+                if "_" in d.name or d.given
+                else replace(d, affine=_affine(d.name, bool(d.axes)))
+                for d in self.drive_list
+            )
 
     def _doubt_bounds(self) -> None:
         """Warn of declared bounds that a sampled step leaves."""
@@ -435,12 +453,22 @@ class Spec:
         return shape if len(self.slots) == 1 else (len(self.slots), *shape)
 
     def drive_shapes(self, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-        """Shape of every drive of one sample and step, in packing order."""
+        """Shape of every drive of one sample and step, in packing order; a time gap comes last."""
         return tuple(tuple(sizes[a] for a in d.axes) for d in self.drive_list)
 
     def packed_width(self, sizes: Mapping[str, int]) -> int:
-        """Width of the packed drives: what the input projection has to produce."""
-        return sum(math.prod(shape) for shape in self.drive_shapes(sizes))
+        """Width of the packed drives that the input projection has to produce."""
+        return sum(math.prod(sizes[a] for a in d.axes) for d in self.projected)
+    @property
+    def projected(self) -> tuple[Drive, ...]:
+        """The drives that the input projection produces: all but a time gap."""
+        return tuple(d for d in self.drive_list if not d.given)
+
+    @property
+    def gap(self) -> Drive | None:
+        """The time gap, if there is one: the last drive."""
+        return next((d for d in self.drive_list if d.given), None)
+
 
     def parameter_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shape of every recurrent parameter, in order: maps, then elementwise parameters.
@@ -464,7 +492,9 @@ class Spec:
         """SHA-256 of the canonical text of the Spec: equal for equal recurrences, on any machine."""
         lines = [self.name, repr(self.axes)]
         lines += [f"slot {s.name} {s.bounds}" for s in self.slots]
-        lines += [f"drive {d.name} {d.axes}" for d in self.drive_list]
+        lines += [
+            f"{'given' if d.given else 'drive'} {d.name} {d.axes}" for d in self.drive_list
+        ]
         lines += [f"map {m.name} {m.structure}" for m in self.map_list]
         lines += [f"param {p.name} {p.axes}" for p in self.param_list]
         for st in self.stages:
