@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 _WORDS = {
     r"\odot": "⊙",
-    r"\sigma": "σ",
+    r"\ell": "ℓ",
     r"\ast": "*",
     r"\cdot": "·",
     r"\,": "",
@@ -15,6 +15,16 @@ _WORDS = {
     r"\left": "",
     r"\right": "",
 }
+_GREEK = dict(
+    zip(
+        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho "
+        "sigma tau upsilon phi chi psi omega".split(),
+        "αβγδεζηθικλμνξοπρστυφχψω",
+        strict=True,
+    )
+)
+_WORDS |= {rf"\{name}": letter for name, letter in _GREEK.items()}
+_WORDS |= {rf"\{name.capitalize()}": letter.upper() for name, letter in _GREEK.items()}
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 

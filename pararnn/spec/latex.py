@@ -102,11 +102,9 @@ class LatexPrinter:
         base, exponent = expr.args
         if exponent == sympy.Rational(1, 2):
             return rf"\sqrt{{{self(base)}}}", 3
-        if exponent.is_number and exponent.is_negative:
-            return (
-                rf"\frac{{1}}{{{self._power(sympy.Pow(base, -exponent))[0] if exponent != -1 else self(base)}}}",
-                3,
-            )
+        if exponent.is_number and exponent.is_negative and not base.is_number:
+            below = base if exponent == -1 else sympy.Pow(base, -exponent)
+            return rf"\frac{{1}}{{{self(below)}}}", 3
         # On a matrix state, an exponent could be read as a matrix power.
         mark = r"\odot " if len(self.spec.axes_of(base)) > 1 else ""
         return rf"{self._wrap(base, 3)}^{{{mark}{self(exponent)}}}", 3

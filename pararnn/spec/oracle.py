@@ -8,6 +8,7 @@ is ``"float64"``, ``"mpmath"`` (set ``mpmath.mp.dps``; 50 digits in the contract
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -229,6 +230,13 @@ def _is_zero(expr: sympy.Expr) -> bool:
     return sympy.expand(sympy.together(expr)) == 0
 
 
+def _finite(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """An interval to sample from: the bounds, or four units of them where they are infinite."""
+    lo, hi = bounds or (-math.inf, math.inf)
+    lo = lo if math.isfinite(lo) else min(hi, 2.0) - 4.0
+    return lo, hi if math.isfinite(hi) else lo + 4.0
+
+
 def leaves_bounds(spec: Spec, samples: int = 256) -> tuple[str, float, tuple[float, float]] | None:
     """A slot, a value and the declared bounds that one step from inside them leaves, or None.
 
@@ -240,7 +248,7 @@ def leaves_bounds(spec: Spec, samples: int = 256) -> tuple[str, float, tuple[flo
     shape = (samples, *(2 for _ in spec.axes))
     slots = []
     for slot in spec.slots:
-        lo, hi = slot.bounds or (-2.0, 2.0)
+        lo, hi = _finite(slot.bounds)
         place = rng.uniform(size=shape)
         place[: samples // 4] = place[: samples // 4].round()
         slots.append(lo + (hi - lo) * place)

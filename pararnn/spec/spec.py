@@ -28,6 +28,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import sympy
+from sympy.core.alphabets import greeks
 
 from .declarations import (
     STRUCTURES,
@@ -73,7 +74,9 @@ def _subscript(name: str) -> tuple[str, str]:
 
 
 def _with_subscript(base: str, sub: str) -> str:
-    if len(base) > 1:
+    if base.lower() in greeks:
+        base = rf"\{base}"
+    elif len(base) > 1:
         base = rf"\mathrm{{{base}}}"
     if not sub:
         return base
@@ -162,7 +165,11 @@ class Spec:
     def state(
         self, name: str = "h", *, bounds: tuple[float, float] | None = None, latex: str = ""
     ) -> sympy.Symbol:
-        """Declare a state slot and return the symbol of its *previous* value ``h_{t-1}``."""
+        """Declare a state slot and return the symbol of its *previous* value ``h_{t-1}``.
+
+        ``bounds`` is an interval that every step maps into itself. An end may be infinite, if the
+        derivatives are bounded all the same; with bounds, errors of a solve can be certified.
+        """
         symbol, following = self._claim(name), self._claim(f"{name}_next")
         if bounds is not None and not bounds[0] < bounds[1]:
             raise SpecError(

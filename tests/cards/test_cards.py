@@ -81,6 +81,7 @@ def test_one_variant_by_its_name_and_by_a_cell():
         (r"(1 - f_t)\, Z_t", "(1 - f_t) Z_t"),
         (r"\sqrt{1 - r^{2}}", "√(1 - r²)"),
         (r"x^{-1}", "x⁻¹"),
+        (r"\ell_t = 8 \Lambda + 10^{-24}", "ℓ_t = 8 Λ + 10⁻²⁴"),
     ],
 )
 def test_latex_as_text(latex, text):

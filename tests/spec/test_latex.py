@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 
 from pararnn.cells.para_gru import gru_spec
 from pararnn.cells.para_m2rnn import m2rnn_spec
@@ -54,6 +55,8 @@ def authored(build):
         (lambda h, u, z: h - (u - z), r"h_{t-1} - (u_t - z_t)"),
         (lambda h, u, z: h**2 + u, r"h_{t-1}^{2} + u_t"),
         (lambda h, u, z: 2 * h, r"2 h_{t-1}"),
+        (lambda h, u, z: h + sympy.Integer(10) ** -24, r"h_{t-1} + 10^{-24}"),
+        (lambda h, u, z: h * (1 + u**2) ** -2, r"\frac{h_{t-1}}{(1 + u_t^{2})^{2}}"),
         (lambda h, u, z: tanh(sigmoid(u) * h), r"\tanh(\sigma(u_t) \odot h_{t-1})"),
     ],
 )
@@ -92,3 +95,12 @@ def test_a_step_without_memory_has_zero_jacobian():
         s.next(h, tanh(u))
     assert s.jacobian_latex() == [r"\dot{h}_t = 0"]
     assert s.jac_structure == "linear"
+
+
+def test_greek_names_are_letters():
+    with Spec("greek") as s:
+        h = s.state("h")
+        (mu_x,) = s.drives("mu_x", inline=False)
+        (Lambda,) = s.params("Lambda")
+        s.next(h, Lambda * h + mu_x)
+    assert lines(s)[-1] == r"h_t = \Lambda \odot h_{t-1} + \mu_{x,t}"

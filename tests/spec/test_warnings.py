@@ -1,6 +1,7 @@
 # ruff: noqa: PT031 (a Spec is written in a block of several statements)
 """What a Spec's author is told about slips that are no errors, and how drives are labelled."""
 
+import math
 import warnings
 
 import pytest
@@ -21,6 +22,20 @@ def test_bounds_that_hold_are_not_doubted():
         h = s.state("h", bounds=(-1, 1))
         f, c = s.drives("f", "c")
         s.next(h, sigmoid(f) * h + (1 - sigmoid(f)) * tanh(c))
+
+
+@pytest.mark.parametrize(
+    "bounds", [(-math.inf, math.inf), (0, math.inf), (5, math.inf), (-math.inf, -5)]
+)
+def test_infinite_bounds_are_sampled(bounds):
+    with warnings.catch_warnings(), Spec("half_line") as s:
+        warnings.simplefilter("error")
+        h = s.state("h", bounds=bounds)
+        (u,) = s.drives("u")
+        s.next(h, h * (2 - sigmoid(u)))
+    with pytest.warns(SpecWarning, match="reached"), Spec("out") as s:
+        h = s.state("h", bounds=(0, math.inf))
+        s.next(h, -h)
 
 
 def test_what_is_never_used_is_named():
