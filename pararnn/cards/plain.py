@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sympy.core.alphabets import greeks
+
 _WORDS = {
     r"\odot": "⊙",
     r"\ell": "ℓ",
@@ -15,14 +17,7 @@ _WORDS = {
     r"\left": "",
     r"\right": "",
 }
-_GREEK = dict(
-    zip(
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho "
-        "sigma tau upsilon phi chi psi omega".split(),
-        "αβγδεζηθικλμνξοπρστυφχψω",
-        strict=True,
-    )
-)
+_GREEK = dict(zip(greeks, "αβγδεζηθικλμνξοπρστυφχψω", strict=True))
 _WORDS |= {rf"\{name}": letter for name, letter in _GREEK.items()}
 _WORDS |= {rf"\{name.capitalize()}": letter.upper() for name, letter in _GREEK.items()}
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")

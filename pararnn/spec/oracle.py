@@ -257,6 +257,8 @@ def leaves_bounds(spec: Spec, samples: int = 256) -> tuple[str, float, tuple[flo
     for axes in spec.drive_shapes(sizes):
         values = rng.standard_normal((samples, *axes))
         drives.append(values * spread.reshape(-1, *(1,) * len(axes)))
+    if spec.gap is not None:
+        drives[-1] = abs(drives[-1])
     params = [rng.standard_normal(s) for s in spec.parameter_shapes(sizes).values()]
     with np.errstate(all="ignore"):
         following = _slots(spec, step(spec, _join(spec, slots), drives, params))
@@ -265,7 +267,5 @@ def leaves_bounds(spec: Spec, samples: int = 256) -> tuple[str, float, tuple[flo
             lo, hi = slot.bounds
             worst = value.reshape(-1)[np.argmax(np.maximum(value - hi, lo - value))]
             if not lo - 1e-9 <= worst <= hi + 1e-9 and not np.isnan(worst):
-    if spec.gap is not None:
-        drives[-1] = abs(drives[-1])
                 return slot.name, float(worst), slot.bounds
     return None

@@ -200,13 +200,6 @@ class Spec:
             out.append(symbol)
         return tuple(out)
 
-    def maps(self, *names: str | Iterable[str], structure: str) -> tuple[Map, ...]:
-        """Declare recurrent linear maps; call one on an expression to apply it."""
-        if structure not in STRUCTURES:
-            raise SpecError(
-                f"Spec {self.name!r}: got structure {structure!r}, expected one of {STRUCTURES}."
-            )
-        if structure == "right" and len(self.axes) != 2:
     def time_gap(self, name: str = "dt", *, latex: str = r"\Delta t") -> sympy.Symbol:
         r"""Declare the time since the step before, one number a step: ``\Delta t_t ≥ 0``.
 
@@ -223,6 +216,13 @@ class Spec:
         self.drive_list += (Drive(symbol, (), latex, "", inline=False, given=True),)
         return symbol
 
+    def maps(self, *names: str | Iterable[str], structure: str) -> tuple[Map, ...]:
+        """Declare recurrent linear maps; call one on an expression to apply it."""
+        if structure not in STRUCTURES:
+            raise SpecError(
+                f"Spec {self.name!r}: got structure {structure!r}, expected one of {STRUCTURES}."
+            )
+        if structure == "right" and len(self.axes) != 2:
             raise SpecError(
                 f"Spec {self.name!r}: structure 'right' multiplies a matrix state from the right, "
                 f"but the state axes are {self.axes}; declare two axes, e.g. axes=('K', 'V')."
@@ -372,6 +372,7 @@ class Spec:
                 raise SpecError(
                     f"Spec {self.name!r}: slot {slot.name!r} has no update; call next({slot.name}, …)."
                 )
+        self.drive_list = tuple(sorted(self.drive_list, key=lambda d: d.given))
         self._label_drives()
         used = {s for st in self.stages for s in _operand(st).free_symbols}
         applied = {st.map.name for st in self.stages if isinstance(st, Linear)}
@@ -379,7 +380,6 @@ class Spec:
         idle += [p.name for p in self.param_list if p.symbol not in used]
         idle += [m.name for m in self.map_list if m.name not in applied]
         if idle:
-        self.drive_list = tuple(sorted(self.drive_list, key=lambda d: d.given))
             warnings.warn(
                 f"Spec {self.name!r}: {', '.join(idle)} is declared but never used; use it in a "
                 "stage or leave it out.",
@@ -459,13 +459,6 @@ class Spec:
         shape = tuple(sizes[a] for a in self.axes)
         return shape if len(self.slots) == 1 else (len(self.slots), *shape)
 
-    def drive_shapes(self, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-        """Shape of every drive of one sample and step, in packing order; a time gap comes last."""
-        return tuple(tuple(sizes[a] for a in d.axes) for d in self.drive_list)
-
-    def packed_width(self, sizes: Mapping[str, int]) -> int:
-        """Width of the packed drives that the input projection has to produce."""
-        return sum(math.prod(sizes[a] for a in d.axes) for d in self.projected)
     @property
     def projected(self) -> tuple[Drive, ...]:
         """The drives that the input projection produces: all but a time gap."""
@@ -476,6 +469,13 @@ class Spec:
         """The time gap, if there is one: the last drive."""
         return next((d for d in self.drive_list if d.given), None)
 
+    def drive_shapes(self, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+        """Shape of every drive of one sample and step, in packing order; a time gap comes last."""
+        return tuple(tuple(sizes[a] for a in d.axes) for d in self.drive_list)
+
+    def packed_width(self, sizes: Mapping[str, int]) -> int:
+        """Width of the packed drives that the input projection has to produce."""
+        return sum(math.prod(sizes[a] for a in d.axes) for d in self.projected)
 
     def parameter_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shape of every recurrent parameter, in order: maps, then elementwise parameters.
