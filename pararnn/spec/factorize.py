@@ -149,12 +149,20 @@ def partial(stage: Elementwise, symbol: sympy.Symbol) -> sympy.Expr:
     primitive = primitive_of(stage.expr)
     if primitive is None:
         return sympy.diff(stage.expr, symbol)
-    (inner,) = stage.expr.args
-    return primitive.derivative(inner, stage.symbol) * sympy.diff(inner, symbol)
+    inner = stage.expr.args
+    slopes = primitive.derivatives(inner, stage.symbol)
+    return sum(
+        (slope * sympy.diff(x, symbol) for slope, x in zip(slopes, inner, strict=True)),
+        sympy.Integer(0),
+    )
 
 
-def factorize(spec: Spec) -> Factorization:
-    """Forward accumulation through the elementwise stages, stopping at every linear map."""
+def factorize(spec: Spec, *, at_updates: bool = False) -> Factorization:
+    """Forward accumulation through the elementwise stages, stopping at every linear map.
+
+    With ``at_updates`` it stops at every new slot value too, so that a later stage's dependence on
+    it is an edge of its own: shorter to read, but a slot then is both a target and a source.
+    """
     sources = [s.symbol for s in spec.slots]
     sources += [d.symbol for d in spec.drive_list] + [p.symbol for p in spec.param_list]
     tangent: dict[sympy.Symbol, dict[sympy.Symbol, sympy.Expr]] = {
@@ -172,6 +180,7 @@ def factorize(spec: Spec) -> Factorization:
         return [s for s in tangent if s in expr.free_symbols]
 
     edges: dict[sympy.Symbol, dict[sympy.Symbol, sympy.Expr]] = {}
+    updates = [s.next_symbol for s in spec.slots]
     linear = []
     for stage in spec.stages:
         if isinstance(stage, Linear):
@@ -182,6 +191,9 @@ def factorize(spec: Spec) -> Factorization:
         else:
             terms = [(s, partial(stage, s)) for s in ordered(stage.expr)]
             tangent[stage.symbol] = accumulate(terms)
-    for slot in spec.slots:
-        edges[slot.next_symbol] = tangent[slot.next_symbol]
+            if at_updates and stage.symbol in updates:
+                edges[stage.symbol] = tangent[stage.symbol]
+                tangent[stage.symbol] = {stage.symbol: sympy.Integer(1)}
+    if not at_updates:
+        edges |= {symbol: tangent[symbol] for symbol in updates}
     return Factorization(spec, tuple(linear), edges)

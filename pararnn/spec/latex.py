@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from .declarations import Linear
-from .factorize import operand_symbol
+from .factorize import factorize, operand_symbol
 from .primitives import primitive_of
 
 if TYPE_CHECKING:
@@ -180,25 +180,17 @@ def equations(spec: Spec) -> list[Equation]:
 
 def jacobian_action(spec: Spec) -> list[str]:
     r"""The factorized Jacobian, as the perturbation ``\dot h_t`` that ``\dot h_{t-1}`` causes."""
-    fz = spec.factorization
-    outer = _stage_symbols(spec)
-    dots: dict[sympy.Symbol, tuple[str, int]] = {
-        s.symbol: (
-            rf"\dot{{{s.latex.partition('_')[0]}}}"
-            + _timed(s.latex, "t-1")[len(s.latex.partition("_")[0]) :],
-            3,
-        )
-        for s in spec.slots
-    }
-    printer = LatexPrinter(spec, outer)
+    edges = factorize(spec, at_updates=True).edges
+    dots = {s.symbol: (_dotted(s.latex, "t-1"), 3) for s in spec.slots}
+    printer = LatexPrinter(spec, _stage_symbols(spec))
 
-    def combine(target: sympy.Symbol) -> tuple[str, int]:
+    def combine(target: sympy.Symbol) -> tuple[str, int] | None:
         terms = []
-        for t, source in fz.state_edges:
-            if t != target:
+        for source in edges[target]:
+            if source not in dots:
                 continue
             text, level = dots[source]
-            coefficient = _reordered(fz.edges[t][source])
+            coefficient = _reordered(edges[target][source])
             if coefficient == 1:
                 terms.append((text, level))
                 continue
@@ -207,18 +199,26 @@ def jacobian_action(spec: Spec) -> list[str]:
             terms.append((printer._wrap(coefficient, 2) + glue + body, 2))
         if len(terms) == 1:
             return terms[0]
-        return " + ".join(t for t, _ in terms) or "0", 1
+        return (" + ".join(t for t, _ in terms), 1) if terms else None
 
-    for stage in fz.linear:
-        if stage in fz.carrying:
-            text, level = combine(operand_symbol(stage))
-            dots[stage.symbol] = (_apply(stage.map.structure, stage.map.latex, text, level), 2)
-    lines = []
-    for slot in spec.slots:
-        base = slot.latex.partition("_")[0]
-        left = rf"\dot{{{base}}}" + _timed(slot.latex, "t")[len(base) :]
-        lines.append(f"{left} = {combine(slot.next_symbol)[0]}")
-    return lines
+    updates = {s.next_symbol: s for s in spec.slots}
+    lines = {}
+    for stage in spec.stages:
+        if isinstance(stage, Linear):
+            operand = combine(operand_symbol(stage))
+            if operand:
+                dots[stage.symbol] = (_apply(stage.map.structure, stage.map.latex, *operand), 2)
+        elif stage.symbol in updates:
+            moved, left = combine(stage.symbol), _dotted(updates[stage.symbol].latex, "t")
+            lines[stage.symbol] = f"{left} = {moved[0] if moved else 0}"
+            if moved:
+                dots[stage.symbol] = (left, 3)
+    return [lines[symbol] for symbol in updates]
+
+
+def _dotted(latex: str, index: str) -> str:
+    base = latex.partition("_")[0]
+    return rf"\dot{{{base}}}" + _timed(latex, index)[len(base) :]
 
 
 def _reordered(expr: sympy.Expr) -> sympy.Expr:
