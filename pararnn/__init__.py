@@ -16,7 +16,9 @@ _HOMES = {
         "SpecWarning",
         "cos",
         "exp",
+        "expm1",
         "log",
+        "maximum",
         "sigmoid",
         "sin",
         "softplus",
@@ -26,7 +28,9 @@ _HOMES = {
         "Cell",
         "CellEntry",
         "ParaGRU",
+        "ParaLSTM",
         "ParaM2RNN",
+        "ParaNLRU",
         "cell_names",
         "get_cell",
         "m2rnn_gates",
@@ -52,7 +56,9 @@ if TYPE_CHECKING:
     from .cells import Cell as Cell
     from .cells import CellEntry as CellEntry
     from .cells import ParaGRU as ParaGRU
+    from .cells import ParaLSTM as ParaLSTM
     from .cells import ParaM2RNN as ParaM2RNN
+    from .cells import ParaNLRU as ParaNLRU
     from .cells import cell_names as cell_names
     from .cells import get_cell as get_cell
     from .cells import m2rnn_gates as m2rnn_gates
@@ -73,7 +79,9 @@ if TYPE_CHECKING:
     from .spec import SpecWarning as SpecWarning
     from .spec import cos as cos
     from .spec import exp as exp
+    from .spec import expm1 as expm1
     from .spec import log as log
+    from .spec import maximum as maximum
     from .spec import sigmoid as sigmoid
     from .spec import sin as sin
     from .spec import softplus as softplus

@@ -25,6 +25,19 @@ def _softplus(x: Tensor) -> Tensor:
     return functional.softplus(x, threshold=40.0)
 
 
+def _maximum(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """Half the gradient for each at a tie. One of the two may be a number."""
+    if not isinstance(a, Tensor):
+        a = torch.full((), a, dtype=b.dtype, device=b.device)  # type: ignore[union-attr]
+    if not isinstance(b, Tensor):
+        b = torch.full((), b, dtype=a.dtype, device=a.device)
+    return torch.maximum(a, b)
+
+
+def _heaviside(x: Tensor) -> Tensor:
+    return torch.sign(x).mul_(0.5).add_(0.5)
+
+
 _MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "diagonal": torch.mul,
     "head": heads,
@@ -58,10 +71,13 @@ NAMESPACE: dict[str, Any] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "exp": torch.exp,
+    "expm1": torch.expm1,
     "log": torch.log,
     "sin": torch.sin,
     "cos": torch.cos,
     "softplus": _softplus,
+    "maximum": _maximum,
+    "heaviside": _heaviside,
     "ratio": lambda p, q: p / q,
     "zero": torch.zeros_like,
     **_variants(),

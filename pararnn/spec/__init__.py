@@ -2,7 +2,7 @@
 
 from .declarations import SpecError, SpecWarning
 from .latex import Equation
-from .primitives import cos, exp, log, sigmoid, sin, softplus, tanh
+from .primitives import cos, exp, expm1, log, maximum, sigmoid, sin, softplus, tanh
 from .spec import Spec
 
 __all__ = [
@@ -12,7 +12,9 @@ __all__ = [
     "SpecWarning",
     "cos",
     "exp",
+    "expm1",
     "log",
+    "maximum",
     "sigmoid",
     "sin",
     "softplus",

@@ -14,7 +14,7 @@ import mpmath
 import numpy as np
 import sympy
 
-from .primitives import PRIMITIVES, sigmoid, softplus
+from .primitives import PRIMITIVES, expm1, heaviside, maximum, sigmoid, softplus
 
 Array = np.ndarray
 
@@ -65,8 +65,8 @@ def _stable_sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def _elementwise(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return np.frompyfunc(f, 1, 1)
+def _elementwise(f: Callable[..., Any], arity: int = 1) -> Callable[..., Any]:
+    return np.frompyfunc(f, arity, 1)
 
 
 def _mp_sigmoid(x: Any) -> Any:
@@ -77,24 +77,53 @@ def _mp_softplus(x: Any) -> Any:
     return mpmath.log1p(mpmath.exp(x))
 
 
-_FLOAT = {"sigmoid": _stable_sigmoid, "softplus": lambda x: np.logaddexp(0.0, x)}
-_MP = {"sigmoid": _mp_sigmoid, "softplus": _mp_softplus}
-_SYMBOLIC = {"sigmoid": sigmoid, "softplus": softplus}
-_NAMES = [p.name for p in PRIMITIVES.values()] + ["sqrt"]
+def _mp_heaviside(x: Any) -> Any:
+    return (1 + mpmath.sign(x)) / 2
+
+
+def _np_heaviside(x: Array) -> Array:
+    return np.heaviside(x, 0.5)
+
+
+_FLOAT = {
+    "sigmoid": _stable_sigmoid,
+    "softplus": lambda x: np.logaddexp(0.0, x),
+    "heaviside": _np_heaviside,
+}
+_MP: dict[str, Callable[..., Any]] = {
+    "sigmoid": _mp_sigmoid,
+    "softplus": _mp_softplus,
+    "heaviside": _mp_heaviside,
+    "maximum": max,
+}
+_SYMBOLIC = {
+    "sigmoid": sigmoid,
+    "softplus": softplus,
+    "expm1": expm1,
+    "heaviside": heaviside,
+    "maximum": maximum,
+}
+_ARITY = {p.name: p.arity for p in PRIMITIVES.values()} | {"sqrt": 1}
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "float64": _namespace(
-        {name: _FLOAT.get(name) or getattr(np, name) for name in _NAMES},
+        {name: _FLOAT.get(name) or getattr(np, name) for name in _ARITY},
         lambda p, q: p / q,
         np.abs,
     ),
     "mpmath": _namespace(
-        {name: _elementwise(_MP.get(name) or getattr(mpmath, name)) for name in _NAMES},
+        {
+            name: _elementwise(_MP.get(name) or getattr(mpmath, name), arity)
+            for name, arity in _ARITY.items()
+        },
         lambda p, q: mpmath.mpf(p) / q,
         _elementwise(abs),
     ),
     "sympy": _namespace(
-        {name: _elementwise(_SYMBOLIC.get(name) or getattr(sympy, name)) for name in _NAMES},
+        {
+            name: _elementwise(_SYMBOLIC.get(name) or getattr(sympy, name), arity)
+            for name, arity in _ARITY.items()
+        },
         sympy.Rational,
         _elementwise(abs),
     ),

@@ -49,7 +49,7 @@ def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, Interval]) -> Inter
     primitive = primitive_of(expr)
     if primitive is None:
         raise NotImplementedError(f"no interval rule for {type(expr).__name__} in {expr}.")
-    return primitive.image(evaluate(expr.args[0], values))
+    return primitive.image(*(evaluate(arg, values) for arg in expr.args))
 
 
 def _product(structure: str, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -139,9 +139,15 @@ def _stage(stage: Elementwise, values: dict, first: dict, second: dict) -> tuple
     primitive = primitive_of(stage.expr)
     if primitive is None:
         return _elementwise(stage.expr, values, first, second)
-    inner, d1, d2 = _elementwise(stage.expr.args[0], values, first, second)
-    slope, curvature = primitive.slope(inner), primitive.curvature(inner)
-    return primitive.image(inner), _times(slope, d1), _times(curvature, d1 * d1) + _times(slope, d2)
+    inner, d1, d2 = zip(
+        *(_elementwise(arg, values, first, second) for arg in stage.expr.args), strict=True
+    )
+    slopes = primitive.slopes(inner)
+    return (
+        primitive.image(*inner),
+        sum(map(_times, slopes, d1)),
+        _times(primitive.curvature(*inner), sum(d1) ** 2) + sum(map(_times, slopes, d2)),
+    )
 
 
 def _elementwise(expr: sympy.Expr, values: dict, first: dict, second: dict) -> tuple:

@@ -53,7 +53,7 @@ class LatexPrinter:
             return self._power(expr)
         primitive = primitive_of(expr)
         if primitive is not None:
-            return rf"{primitive.latex}({self(expr.args[0])})", 3
+            return rf"{primitive.latex}({', '.join(map(self, expr.args))})", 3
         return sympy.latex(expr), 1
 
     def _sum(self, expr: sympy.Add) -> str:

@@ -1,6 +1,6 @@
 """The scalar functions that a stage may apply, each with everything derived from it.
 
-One table, one row a function: its LaTeX, its derivative written in terms of its own output (so
+One table, one row a function: its LaTeX, its derivatives written in terms of its own output (so
 that no code evaluates a transcendental twice) and the range and derivative bounds that the
 interval evaluation needs. Adding a function to the language of specs is adding a row here, and
 its implementation to each numeric backend.
@@ -8,8 +8,9 @@ its implementation to each numeric backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import sympy
@@ -41,6 +42,46 @@ class softplus(sympy.Function):
         return sympy.log(1 + sympy.exp(self.args[0]))._eval_evalf(prec)
 
 
+class expm1(sympy.Function):
+    r"""``exp(x) - 1``, with all its digits near zero."""
+
+    nargs = 1
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return self + 1
+
+
+class heaviside(sympy.Function):
+    r"""The unit step: 0 below zero, 1 above, 1/2 at zero. The derivative of ``maximum``."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
+        if x.is_number and x.is_comparable:
+            return (1 + sympy.sign(x)) / 2
+        return None
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return sympy.Integer(0)
+
+
+class maximum(sympy.Function):
+    r"""The larger of two numbers. At a tie each takes half of the derivative, as in PyTorch."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        if a.is_number and b.is_number and a.is_comparable and b.is_comparable:
+            return a if bool(a >= b) else b
+        return None
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        first = heaviside(self.args[0] - self.args[1])
+        return first if argindex == 1 else 1 - first
+
+
 tanh = sympy.tanh
 exp = sympy.exp
 log = sympy.log
@@ -54,15 +95,30 @@ class Primitive:
 
     ``derivative(x, y)`` may use the output ``y``. ``image``, ``slope`` and ``curvature`` map an
     interval of ``x`` to an interval holding ``f``, and to upper bounds of ``|f'|`` and ``|f''|``.
+    A function of ``arity`` 2 has one derivative and one slope for each argument, in a tuple; its
+    curvature ``M`` bounds the second derivative by ``M (Σ |dx_i|)²``. ``internal`` functions
+    occur in derivatives only, not in specs.
     """
 
     name: str
     function: type[sympy.Function]
     latex: str
-    derivative: Callable[[sympy.Expr, sympy.Expr], sympy.Expr]
-    image: Callable[[Interval], Interval]
-    slope: Callable[[Interval], np.ndarray]
-    curvature: Callable[[Interval], np.ndarray]
+    derivative: Callable[..., Any]
+    image: Callable[..., Interval]
+    slope: Callable[..., Any]
+    curvature: Callable[..., np.ndarray]
+    arity: int = 1
+    internal: bool = False
+
+    def derivatives(self, args: Sequence[sympy.Expr], y: sympy.Expr) -> tuple[sympy.Expr, ...]:
+        """The partial derivative with respect to every argument."""
+        found = self.derivative(*args, y)
+        return found if isinstance(found, tuple) else (found,)
+
+    def slopes(self, args: Sequence[Interval]) -> tuple[np.ndarray, ...]:
+        """An upper bound of every partial derivative's magnitude."""
+        found = self.slope(*args)
+        return found if isinstance(found, tuple) else (found,)
 
 
 def _np_sigmoid(x: np.ndarray) -> np.ndarray:
@@ -84,6 +140,24 @@ def _bell(f: Callable) -> Callable[[Interval], np.ndarray]:
 
 def _softplus_np(x: np.ndarray) -> np.ndarray:
     return np.logaddexp(0.0, x)
+
+
+def _step_np(x: np.ndarray) -> np.ndarray:
+    return 0.5 + 0.5 * np.sign(x)
+
+
+def _where_equal(value: float) -> Callable[..., np.ndarray]:
+    """``value`` where two intervals (or one and zero) meet, else 0."""
+
+    def found(a: Interval, b: Interval | None = None) -> np.ndarray:
+        b = Interval(0.0) if b is None else b
+        return np.where((a.lo <= b.hi) & (b.lo <= a.hi), value, 0.0)
+
+    return found
+
+
+def _may_be_larger(a: Interval, b: Interval) -> tuple[np.ndarray, np.ndarray]:
+    return 1.0 * (a.hi >= b.lo), 1.0 * (b.hi >= a.lo)
 
 
 # max |sigma''| = 1/(6 sqrt 3), max |tanh''| = 4/(3 sqrt 3), max |softplus''| = max sigma' = 1/4.
@@ -130,6 +204,15 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             lambda x: np.exp(x.hi),
         ),
         Primitive(
+            "expm1",
+            expm1,
+            r"\operatorname{expm1}",
+            lambda x, y: y + 1,
+            _increasing(np.expm1),
+            lambda x: np.exp(x.hi),
+            lambda x: np.exp(x.hi),
+        ),
+        Primitive(
             "log",
             log,
             r"\log",
@@ -156,8 +239,29 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             _constant(1.0),
             _constant(1.0),
         ),
+        Primitive(
+            "maximum",
+            maximum,
+            r"\max",
+            lambda a, b, y: (heaviside(a - b), 1 - heaviside(a - b)),
+            lambda a, b: Interval(np.maximum(a.lo, b.lo), np.maximum(a.hi, b.hi)),
+            _may_be_larger,
+            _where_equal(np.inf),  # a kink: no second derivative there
+            arity=2,
+        ),
+        Primitive(
+            "heaviside",
+            heaviside,
+            r"\mathrm{H}",
+            lambda x, y: sympy.Integer(0),
+            _increasing(_step_np),
+            _where_equal(np.inf),
+            _where_equal(np.inf),
+            internal=True,
+        ),
     )
 }
+"""The functions of the language, by the class of their calls."""
 
 
 RESERVED = frozenset(

@@ -318,22 +318,33 @@ class Spec:
 
     def _hoist(self, expr: sympy.Expr, name: str, top: bool = True) -> sympy.Expr:
         """Give every nested primitive call a hidden stage, so that a stage is ``f(algebraic)``
-        or algebraic. Derivatives can then be written in terms of named outputs."""
+        or algebraic. Derivatives can then be written in terms of named outputs. What a function
+        of two arguments compares is named too, so that both its value and its derivative see the
+        same rounded numbers."""
         if not expr.args:
             return expr
         rebuilt = expr.func(*[self._hoist(a, name, top=False) for a in expr.args])
         primitive = primitive_of(rebuilt)
-        if primitive is None or top or rebuilt.is_number:
+        if primitive is None or rebuilt.is_number:
             return rebuilt
+        if primitive.arity > 1:
+            named = [
+                a if a.is_Symbol or a.is_number else self._hidden(a, f"{name}_{side}")
+                for a, side in zip(rebuilt.args, ("left", "right"), strict=True)
+            ]
+            rebuilt = rebuilt.func(*named)
+        return rebuilt if top else self._hidden(rebuilt, f"{name}_{primitive.name}")
+
+    def _hidden(self, expr: sympy.Expr, name: str) -> sympy.Symbol:
+        """The stage with this expression, if need be a new one that is not on the page."""
         for stage in self.stages:
-            if isinstance(stage, Elementwise) and stage.expr == rebuilt:
+            if isinstance(stage, Elementwise) and stage.expr == expr:
                 return stage.symbol
-        hidden = f"{name}_{primitive.name}"
-        while hidden in self._names:
-            hidden += "_"
-        symbol = self._claim(hidden)
-        self._axes[symbol] = self.axes_of(rebuilt)
-        self.stages += (Elementwise(symbol, rebuilt, rebuilt, "", hidden=True),)
+        while name in self._names:
+            name += "_"
+        symbol = self._claim(name)
+        self._axes[symbol] = self.axes_of(expr)
+        self.stages += (Elementwise(symbol, expr, expr, "", hidden=True),)
         return symbol
 
     def _defined(self, expr: sympy.Expr, where: str) -> sympy.Expr:
@@ -346,11 +357,12 @@ class Spec:
                 "defined; declare it as a state, drive, parameter or earlier stage."
             )
         for node in sympy.preorder_traversal(expr):
-            if not isinstance(node, LANGUAGE) and primitive_of(node) is None:
+            primitive = primitive_of(node)
+            if not isinstance(node, LANGUAGE) and (primitive is None or primitive.internal):
                 raise SpecError(
                     f"Spec {self.name!r}, stage {where!r}: got {type(node).__name__} in {expr}, "
                     "expected sums, products, powers, numbers and the functions "
-                    f"{', '.join(p.name for p in PRIMITIVES.values())}."
+                    f"{', '.join(p.name for p in PRIMITIVES.values() if not p.internal)}."
                 )
         return expr
 
@@ -393,9 +405,7 @@ class Spec:
         """Give each of several drives weights of its own name: ``u, v`` → ``W_u x + b_u``, …"""
         if len(self.projected) > 1:
             self.drive_list = tuple(
-                d
-                if "_" in d.name or d.given
-                else replace(d, affine=_affine(d.name, bool(d.axes)))
+                d if "_" in d.name or d.given else replace(d, affine=_affine(d.name, bool(d.axes)))
                 for d in self.drive_list
             )
 
@@ -499,9 +509,7 @@ class Spec:
         """SHA-256 of the canonical text of the Spec: equal for equal recurrences, on any machine."""
         lines = [self.name, repr(self.axes)]
         lines += [f"slot {s.name} {s.bounds}" for s in self.slots]
-        lines += [
-            f"{'given' if d.given else 'drive'} {d.name} {d.axes}" for d in self.drive_list
-        ]
+        lines += [f"{'given' if d.given else 'drive'} {d.name} {d.axes}" for d in self.drive_list]
         lines += [f"map {m.name} {m.structure}" for m in self.map_list]
         lines += [f"param {p.name} {p.axes}" for p in self.param_list]
         for st in self.stages:
