@@ -3,7 +3,9 @@
 from .cell import Cell
 from .facts import Deviation, Facts, Source, Symbol
 from .para_gru import ParaGRU
+from .para_lstm import ParaLSTM
 from .para_m2rnn import ParaM2RNN, m2rnn_gates
+from .para_nlru import ParaNLRU
 from .registry import CellEntry, cell_names, get_cell
 
 __all__ = [
@@ -12,7 +14,9 @@ __all__ = [
     "Deviation",
     "Facts",
     "ParaGRU",
+    "ParaLSTM",
     "ParaM2RNN",
+    "ParaNLRU",
     "Source",
     "Symbol",
     "cell_names",
