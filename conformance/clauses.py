@@ -186,8 +186,8 @@ CLAUSES: tuple[Clause, ...] = (
         "on the box.",
         "ratio to the bound ≤ 1 (+1e-12 for rounding); box left by at most 1e-15",
         "The bounds come from interval arithmetic, so they hold for every input.",
-        "Samples the box with its corners and inputs of many sizes; maximizes the second "
-        "derivative over sign vectors.",
+        "Samples the box with its corners (eight units of it where it is infinite) and inputs of "
+        "many sizes; maximizes the second derivative over sign vectors.",
     ),
     Clause(
         14,

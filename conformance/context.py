@@ -207,6 +207,17 @@ def recurrent_names(cell: nn.Module) -> list[str]:
     return list(spec.parameter_shapes(cell.sizes)) if spec is not None else []
 
 
+def box(cell: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Ends of the invariant box that every slot declares, broadcastable to a state, or None."""
+    spec = getattr(cell, "spec", None)
+    if spec is None or any(slot.bounds is None for slot in spec.slots):
+        return None
+    ends = torch.tensor([slot.bounds for slot in spec.slots], dtype=torch.float64)
+    shape = [len(spec.slots)] * (len(spec.slots) > 1) + [1] * len(spec.axes)
+    low, high = (end.reshape(shape).to(next(cell.parameters()).device) for end in ends.unbind(1))
+    return low, high
+
+
 def error(value: Tensor, reference: Tensor) -> float:
     """``max|value − reference| / max|reference|``; NaN where they do not both have numbers."""
     if value.shape != reference.shape:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..context import Context, NotApplicable, error
+from ..context import Context, NotApplicable, box, error
 from ..reference import DIGITS, EQUATIONS, jacobians, written_out
 from . import checks
 
@@ -150,11 +150,12 @@ def structure(ctx: Context) -> None:
 def bounds(ctx: Context) -> None:
     cell = ctx.cell()
     spec = ctx.spec_of(cell)
-    if any(slot.bounds is None for slot in spec.slots):
+    declared = box(cell)
+    if declared is None:
         raise NotApplicable("a state slot declares no bounds, so there is no invariant box")
-    if any(slot.bounds != spec.slots[0].bounds for slot in spec.slots):
-        raise NotApplicable("slots with different bounds are not sampled by this suite yet")
-    low, high = spec.slots[0].bounds
+    low, high = declared
+    lowest = torch.where(low.isinf(), high.clamp_max(4.0) - 8, low).cpu()  # to sample from
+    highest = torch.where(high.isinf(), lowest.to(high) + 8, high).cpu()
     for gain, _ in itertools.product((1.0, 4.0), ctx.rounds(2)):
         cell = ctx.cell(gain=gain)
         params = tuple(p.detach().cpu().numpy() for p in cell.recurrent_params())
@@ -166,10 +167,10 @@ def bounds(ctx: Context) -> None:
         )
         n = 24
         corners = torch.rand(n, *cell.state_shape, generator=ctx.generator) < 0.5
-        inside = low + (high - low) * torch.rand(
+        inside = lowest + (highest - lowest) * torch.rand(
             n, *cell.state_shape, generator=ctx.generator, dtype=torch.float64
         )
-        h = torch.cat([torch.where(corners, low, high).double(), inside]).to(ctx.device)
+        h = torch.cat([torch.where(corners, lowest, highest), inside]).to(ctx.device)
         x = ctx.inputs(cell, 2 * n, 1)[:, 0] * ctx.uniform(2 * n, 1, high=4.0).to(ctx.device)
         following = cell.step(h, x)
         outside = torch.maximum(following - high, low - following).max()

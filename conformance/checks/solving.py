@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pararnn import NewtonConfig, NewtonDivergenceError, NewtonWarning
 
-from ..context import ROUNDINGS, UNIT_ROUNDOFF, Context, converted, error, tolerance
+from ..context import ROUNDINGS, UNIT_ROUNDOFF, Context, box, converted, error, tolerance
 from ..reference import (
     amplification,
     block_bidiagonal,
@@ -166,9 +166,9 @@ def newton_step(ctx: Context, cell: nn.Module, x: Tensor, h0: Tensor) -> None:
     dense = block_bidiagonal(jacobians(cell, previous, x))
     delta = torch.linalg.solve(dense, -residual.reshape(batch, -1, 1)).reshape(guess.shape)
     corrected = guess + delta
-    limits = [slot.bounds for slot in cell.spec.slots] if hasattr(cell, "spec") else [None]
-    if None not in limits:
-        corrected = corrected.clamp(limits[0][0], limits[0][1])
+    limits = box(cell)
+    if limits is not None:
+        corrected = corrected.clamp(*limits)
     config = NewtonConfig(max_iters=1, jacobian="exact", on_divergence="ignore")
     solution = ctx.api.solve(cell, x, config, method="newton", h0=h0)
     ctx.within("Newton step − dense solve", error(solution.states, corrected), 1e-10)
