@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..solvers import NewtonConfig, solve
+from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.certificate import certify
 from ..solvers.sequential import sequential_states
 from ..solvers.task import Task, prepare
-from .para_rnn import ParaRNN, output_of
+from .para_rnn import ParaRNN, output_of, takes_gaps
 
 BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 LOOSEST = 1e-3
@@ -100,6 +100,7 @@ def verify_agreement(
     config: NewtonConfig | None = None,
     *,
     h0: Tensor | None = None,
+    dt: Tensor | None = None,
 ) -> AgreementReport:
     """Compare the parallel solve of every recurrent layer with the sequential loop.
 
@@ -114,6 +115,8 @@ def verify_agreement(
         Solver settings to check, instead of the layer's own.
     h0
         Initial state for a cell or a ParaRNN.
+    dt
+        Time gaps, for a cell that takes them or a module that hands ``dt=…`` to such cells.
 
     Returns
     -------
@@ -127,7 +130,7 @@ def verify_agreement(
         If no ParaRNN inside the module ran on ``x``.
     """
     with torch.no_grad():
-        calls = _calls(module, x, config, h0)
+        calls = _calls(module, x, config, h0, dt)
         layers = tuple(_compare(call) for call in calls)
     return AgreementReport(all(a.passed for a in layers), layers)
 
@@ -141,15 +144,31 @@ class _Call:
     x: Tensor
     h0: Tensor | None
     resets: Tensor | None
+    dt: Tensor | None
     solver: str
     config: NewtonConfig | None
 
+    def solution(self) -> Solution:
+        return solve(
+            self.cell,
+            self.x,
+            self.config,
+            method=self.solver,
+            h0=self.h0,
+            resets=self.resets,
+            dt=self.dt,
+        )
+
 
 def _calls(
-    module: nn.Module, x: Tensor, config: NewtonConfig | None, h0: Tensor | None
+    module: nn.Module,
+    x: Tensor,
+    config: NewtonConfig | None,
+    h0: Tensor | None,
+    dt: Tensor | None,
 ) -> list[_Call]:
     if hasattr(module, "step") and hasattr(module, "state_shape"):
-        return [_Call("cell", module, x, h0, None, "auto", config)]
+        return [_Call("cell", module, x, h0, None, dt, "auto", config)]
     found = [(name, m) for name, m in module.named_modules() if isinstance(m, ParaRNN)]
     if not found:
         raise TypeError(
@@ -163,11 +182,12 @@ def _calls(
         for name, rnn in found
     ]
     module.eval()
+    given = {} if dt is None else {"dt": dt}
     try:
         if isinstance(module, ParaRNN):
-            module(x, h0)
+            module(x, h0, **given)
         else:
-            module(x)
+            module(x, **given)
     finally:
         for handle in handles:
             handle.remove()
@@ -187,33 +207,36 @@ def _recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any
 
     def hook(rnn: ParaRNN, args: tuple, kwargs: dict) -> None:
         given = dict(zip(("x", "h0"), args, strict=False)) | kwargs
-        inner, start, resets = given["x"], given.get("h0"), given.get("resets")
+        inner, start = given["x"], given.get("h0")
+        resets, dt = given.get("resets"), given.get("dt")
         if not isinstance(inner, Tensor):
             raise TypeError("x: verify_agreement takes padded tensors, got a PackedSequence.")
         if inner.ndim == 2:
-            inner, start, resets = (
+            inner, start, resets, dt = (
                 None if t is None else t.unsqueeze(d)
-                for t, d in ((inner, 0), (start, 1), (resets, 0))
+                for t, d in ((inner, 0), (start, 1), (resets, 0), (dt, 0))
             )
         elif not rnn.batch_first:
-            inner = inner.transpose(0, 1)
-            resets = None if resets is None else resets.transpose(0, 1)
+            inner, resets, dt = (
+                None if t is None else t.transpose(0, 1) for t in (inner, resets, dt)
+            )
         settings = config or rnn.config
         for i, cell in enumerate(rnn.cells):
             state = None if start is None else start[i]
-            calls.append(
-                _Call(f"{prefix}cells[{i}]", cell, inner, state, resets, rnn.solver, settings)
+            gaps = dt if takes_gaps(cell) else None
+            call = _Call(
+                f"{prefix}cells[{i}]", cell, inner, state, resets, gaps, rnn.solver, settings
             )
-            states = solve(cell, inner, settings, method=rnn.solver, h0=state, resets=resets).states
-            inner = output_of(cell, states)
+            calls.append(call)
+            inner = output_of(cell, call.solution().states)
 
     return hook
 
 
 def _compare(call: _Call) -> LayerAgreement:
     cell = call.cell
-    task = prepare(cell, call.x, call.h0, call.resets)
-    solution = solve(cell, call.x, call.config, method=call.solver, h0=call.h0, resets=call.resets)
+    task = prepare(cell, call.x, call.h0, call.resets, dt=call.dt)
+    solution = call.solution()
     reference = sequential_states(task)
     exact = sequential_states(task.in_float64())
     proof = certify(task, solution.states)

@@ -23,6 +23,11 @@ def output_of(cell: Any, states: Tensor) -> Tensor:
     return states.flatten(-len(shape)) if len(shape) > 1 else states
 
 
+def takes_gaps(cell: Any) -> bool:
+    """Whether every step of the cell needs the time since the step before."""
+    return getattr(getattr(cell, "spec", None), "gap", None) is not None
+
+
 def _width(cell: Any) -> int:
     return output_of(cell, torch.empty(1, *cell.state_shape)).shape[-1]
 
@@ -117,6 +122,7 @@ class ParaRNN(nn.Module):
         h0: Tensor | None = None,
         *,
         resets: Tensor | None = None,
+        dt: Tensor | PackedSequence | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run whole sequences.
 
@@ -131,6 +137,10 @@ class ParaRNN(nn.Module):
         resets
             Bool mask shaped like ``x`` without its features: where True, the step starts from the
             zero state.
+        dt
+            Time since the step before, shaped like ``x`` without its features: for the layers
+            whose cell has a time gap, and needed if there are any. For a ``PackedSequence``,
+            another one, of numbers.
 
         Returns
         -------
@@ -145,32 +155,40 @@ class ParaRNN(nn.Module):
                 raise ValueError(
                     "resets: a PackedSequence takes none; give a padded tensor instead."
                 )
-            return self._forward_packed(x, h0)
+            return self._forward_packed(x, h0, dt)
         if not isinstance(x, Tensor) or x.ndim not in (2, 3):
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x: got {got}, expected (B, T, d_in), (T, d_in) or a PackedSequence.")
+        if dt is not None and not isinstance(dt, Tensor):
+            raise TypeError(
+                f"dt: got {type(dt).__name__}, expected a tensor shaped like x without its "
+                "features."
+            )
         single = x.ndim == 2
         if single:
             x = x.unsqueeze(0)
             h0 = None if h0 is None else h0.unsqueeze(1)
-            resets = None if resets is None else resets.unsqueeze(0)
+            resets, dt = (None if v is None else v.unsqueeze(0) for v in (resets, dt))
         elif not self.batch_first:
             x = x.transpose(0, 1)
-            resets = None if resets is None else resets.transpose(0, 1)
-        output, states = self._run(x, h0, resets)
+            resets, dt = (None if v is None else v.transpose(0, 1) for v in (resets, dt))
+        output, states = self._run(x, h0, resets, dt)
         h_n = self._stacked([s.final_state for s in states])
         if single:
             return output.squeeze(0), h_n.squeeze(1)
         return (output if self.batch_first else output.transpose(0, 1)), h_n
 
     def _run(
-        self, x: Tensor, h0: Tensor | None, resets: Tensor | None
+        self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Tensor | None
     ) -> tuple[Tensor, list[Solution]]:
         self._check_state("h0", h0)
+        gaps = self._gaps(dt)
         solutions = []
         for i, cell in enumerate(self.cells):
             start = None if h0 is None else h0[i]
-            solution = solve(cell, x, self.config, method=self.solver, h0=start, resets=resets)
+            solution = solve(
+                cell, x, self.config, method=self.solver, h0=start, resets=resets, dt=gaps[i]
+            )
             solutions.append(solution)
             x = output_of(cell, solution.states)
             if i + 1 < self.num_layers:
@@ -179,10 +197,20 @@ class ParaRNN(nn.Module):
         return x, solutions
 
     def _forward_packed(
-        self, x: PackedSequence, h0: Tensor | None
+        self, x: PackedSequence, h0: Tensor | None, dt: object
     ) -> tuple[PackedSequence, Tensor]:
         padded, lengths = pad_packed_sequence(x, batch_first=True)
-        output, solutions = self._run(padded, h0, None)
+        gaps = None
+        if dt is not None:
+            if not isinstance(dt, PackedSequence) or dt.batch_sizes.tolist() != (
+                x.batch_sizes.tolist()
+            ):
+                raise TypeError(
+                    f"dt: got {type(dt).__name__}, expected a PackedSequence of the lengths of x; "
+                    "pack it as you pack x."
+                )
+            gaps, _ = pad_packed_sequence(dt, batch_first=True)
+        output, solutions = self._run(padded, h0, None, gaps)
         rows = torch.arange(len(lengths))
         # States of padding come after those of the sequence and do not influence them.
         finals = [s.states[rows, lengths - 1].to(s.final_state.dtype) for s in solutions]
@@ -192,17 +220,21 @@ class ParaRNN(nn.Module):
         packed = PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
         return packed, self._stacked(finals)
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One step, for streaming: ``x (B, d_in)``, ``state (num_layers, B, *state_shape)``.
+    def step(
+        self, x: Tensor, state: Tensor | None = None, *, dt: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One step, for streaming: ``x (B, d_in)``, ``state (num_layers, B, *state_shape)``, and
+        ``dt (B,)`` if there are cells with a time gap.
 
         Returns the output ``(B, hidden_size)`` and the new state. Running a sequence step by step
         gives what :meth:`forward` gives for the whole.
         """
         self._check_state("state", state)
+        gaps = self._gaps(dt)
         following = []
         for i, cell in enumerate(self._cells()):
             h = self._start(cell, x) if state is None else state[i]
-            h = cell.step(h, x)
+            h = cell.step(h, x) if gaps[i] is None else cell.step(h, x, dt=gaps[i])
             following.append(h)
             x = output_of(cell, h).to(x.dtype)
             if i + 1 < self.num_layers:
@@ -216,6 +248,12 @@ class ParaRNN(nn.Module):
 
     def _cells(self) -> list[Any]:
         return list(self.cells)
+
+    def _gaps(self, dt: Any) -> list[Any]:
+        """The time gaps for every layer: for those whose cell takes them."""
+        if dt is not None and not any(map(takes_gaps, self.cells)):
+            raise TypeError("dt: got time gaps, but no cell of this layer takes any; leave dt out.")
+        return [dt if takes_gaps(cell) else None for cell in self.cells]
 
     @staticmethod
     def _start(cell: Any, x: Tensor) -> Tensor:
