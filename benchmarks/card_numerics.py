@@ -2,7 +2,8 @@
 
 `python benchmarks/card_numerics.py` solves, writes `benchmarks/results/card_numerics.json`, and
 from that file the tables and plots that the cards include. `--redraw` only does the latter; it is
-deterministic, and a test compares the result with what is committed.
+deterministic, and a test compares the result with what is committed. `--only para_gru` measures one
+card again and keeps the rest, on the same machine and day.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import platform
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ ITERATIONS = 8
 
 GRU = {"diag": (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0), "head": (0.5, 1.0, 2.0)}
 GRU_SHOWN = (0.5, 1.0, 1.5, 2.0, 3.0)
+LSTM = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+LSTM_SHOWN = (0.5, 1.0, 1.5, 2.0, 3.0)
+NLRU = (
+    *((norm, 0.0) for norm in (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)),
+    *((0.5, bias) for bias in (-6.0, -3.0, 3.0)),
+)
+NLRU_SHOWN = (0.25, 0.5, 0.75, 1.0, 2.0)
 M2RNN = (
     *((norm, 0.0, 16, 16) for norm in (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)),
     *((1.0, bias, 16, 16) for bias in (2.0, 4.0, 6.0)),
@@ -53,6 +61,41 @@ def gru(norm: float, mix: str) -> Any:
             if mix == "head":
                 values = values / torch.linalg.matrix_norm(values, ord=2, keepdim=True)
             a.copy_(norm * values)
+    return cell
+
+
+def lstm(norm: float) -> Any:
+    """Recurrent and peephole entries uniform in ±norm."""
+    import pararnn
+
+    return drawn(pararnn.ParaLSTM(32, 64, max_recurrent_norm=None), norm)
+
+
+def nlru(norm: float, bias: float) -> Any:
+    """Entries of `w` uniform in ±norm; `bias` is that of the recurrence gate."""
+    import torch
+
+    import pararnn
+
+    torch.manual_seed(1)  # Λ keeps its initial value
+    cell = drawn(pararnn.ParaNLRU(32, 64, max_recurrent_norm=None), norm)
+    with torch.no_grad():
+        cell.in_proj.bias[:64] = bias
+    return cell
+
+
+def drawn(cell: Any, norm: float) -> Any:
+    """The cell in float64, with normal input weights and diagonal maps uniform in ±norm."""
+    import torch
+
+    draw = torch.Generator().manual_seed(1)
+    cell = cell.double()
+    with torch.no_grad():
+        weight = cell.in_proj.weight
+        weight.copy_(torch.randn(weight.shape, generator=draw, dtype=weight.dtype) / 32**0.5)
+        for m in cell.spec.map_list:
+            a = getattr(cell, m.name)
+            a.copy_(norm * (2 * torch.rand(a.shape, generator=draw, dtype=a.dtype) - 1))
     return cell
 
 
@@ -104,26 +147,57 @@ def solved(cell: Any, batch: int) -> dict[str, Any]:
         }
 
 
-def measure() -> dict[str, Any]:
+def gru_rows() -> Iterator[dict[str, Any]]:
+    for mix, norms in GRU.items():
+        for norm in norms:
+            yield {"mix": mix, "norm": norm} | solved(gru(norm, mix), 8)
+
+
+def lstm_rows() -> Iterator[dict[str, Any]]:
+    for norm in LSTM:
+        yield {"norm": norm} | solved(lstm(norm), 8)
+
+
+def nlru_rows() -> Iterator[dict[str, Any]]:
+    for norm, bias in NLRU:
+        yield {"norm": norm, "bias": bias} | solved(nlru(norm, bias), 8)
+
+
+def m2rnn_rows() -> Iterator[dict[str, Any]]:
+    for norm, bias, k, v in M2RNN:
+        setting = {"norm": norm, "bias": bias, "k": k, "v": v}
+        yield setting | solved(m2rnn(norm, bias, k, v), 4)
+
+
+ROWS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "para_gru": gru_rows,
+    "para_lstm": lstm_rows,
+    "para_nlru": nlru_rows,
+    "para_m2rnn": m2rnn_rows,
+}
+
+
+def measure(only: list[str] | None) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    machine = f"{platform.machine()} CPU, torch {torch.__version__.partition('+')[0]}"
     found: dict[str, Any] = {
-        "machine": machine,
+        "machine": f"{platform.machine()} CPU, torch {torch.__version__.partition('+')[0]}",
         "date": datetime.date.today().isoformat(),
-        "para_gru": [],
-        "para_m2rnn": [],
     }
-    for mix, norms in GRU.items():
-        for norm in norms:
-            say(f"ParaGRU mix={mix} norm={norm}")
-            found["para_gru"].append({"mix": mix, "norm": norm} | solved(gru(norm, mix), 8))
-    for norm, bias, k, v in M2RNN:
-        say(f"ParaM2RNN norm={norm} bias={bias} K={k} V={v}")
-        setting = {"norm": norm, "bias": bias, "k": k, "v": v}
-        found["para_m2rnn"].append(setting | solved(m2rnn(norm, bias, k, v), 4))
+    if only:
+        kept = json.loads(DATA.read_text(encoding="utf-8"))
+        if any(kept[key] != value for key, value in found.items()):
+            raise SystemExit(
+                f"--only: got results of {kept['date']}, {kept['machine']}; measure all"
+            )
+        found |= {name: kept[name] for name in ROWS if name in kept}
+    for name in only or ROWS:
+        found[name] = []
+        for row in ROWS[name]():
+            say(f"{name} { ({k: v for k, v in row.items() if not isinstance(v, list)}) }")
+            found[name].append(row)
     return found
 
 
@@ -194,6 +268,29 @@ def gru_table(found: dict[str, Any]) -> str:
         "norm), or the spectral norm of every head's matrix (`head`, 4 heads). From norm 3 on "
         "this random network is sensitive to rounding: the float32 loop itself is that far from the "
         "float64 one."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def lstm_table(found: dict[str, Any]) -> str:
+    rows = [[f"{r['norm']:g}", *cells(r)] for r in found["para_lstm"]]
+    lines = table(["Norm"], rows, "Iterations and errors of ParaLSTM")
+    lines += provenance(found, "8 × 512 × 64 (sequences, steps, \\(d_h\\))")
+    lines += [
+        "The norm is the largest entry of the recurrent vectors and peepholes, drawn evenly from ± "
+        "the norm. Both slots count as states."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def nlru_table(found: dict[str, Any]) -> str:
+    rows = [[f"{r['norm']:g}", f"{r['bias']:g}", *cells(r)] for r in found["para_nlru"]]
+    lines = table(["Norm", "Gate bias"], rows, "Iterations and errors of ParaNLRU")
+    lines += provenance(found, "8 × 512 × 64 (sequences, steps, \\(d_h\\))")
+    lines += [
+        "The norm is the largest entry of \\(w\\), drawn evenly from ± the norm. The gate bias is that "
+        "of the logit of \\(r_t\\): the lower it is, the slower the decay. \\(\\Lambda\\) has its initial "
+        "value. The plots are for gate bias 0."
     ]
     return "\n".join(lines) + "\n"
 
@@ -308,10 +405,13 @@ def log10(value: float) -> float:
 
 def residual_plot(rows: dict[float, dict[str, Any]], what: str) -> Plot:
     """Residual against iteration, one line a norm."""
+    (*_, largest) = rows.values()
+    lost = largest["residuals"][-1] > 1e-3
     plot = Plot(
         "Residual of Newton's method, float64",
         f"Residual after every Newton iteration for {what} of {', '.join(f'{n:g}' for n in rows)}; "
-        "it falls quadratically for small ones and not at all for the largest.",
+        "it falls quadratically for small ones and "
+        f"{'not at all for the largest' if lost else 'may rise at first for large ones'}.",
         (0, ITERATIONS),
         (-16, 2),
     )
@@ -363,6 +463,8 @@ def outputs(found: dict[str, Any]) -> Iterator[tuple[Path, str]]:
     """Every file that follows from the measurements, with its content."""
     results = ROOT / "benchmarks" / "results"
     yield results / "para_gru_numerics.md", gru_table(found)
+    yield results / "para_lstm_numerics.md", lstm_table(found)
+    yield results / "para_nlru_numerics.md", nlru_table(found)
     yield results / "para_m2rnn_numerics.md", m2rnn_table(found)
     diag = {r["norm"]: r for r in found["para_gru"] if r["mix"] == "diag"}
     shown = {n: diag[n] for n in GRU_SHOWN}
@@ -370,6 +472,18 @@ def outputs(found: dict[str, Any]) -> Iterator[tuple[Path, str]]:
     errors = error_plot(list(diag.values()), "the recurrent norm", "largest recurrent entry",
                         [0, 0.5, 1, 2, 3, 4])  # fmt: skip
     yield errors.write("para_gru_errors")
+    norms = {r["norm"]: r for r in found["para_lstm"]}
+    shown = {n: norms[n] for n in LSTM_SHOWN}
+    yield residual_plot(shown, "recurrent norms").write("para_lstm_residuals")
+    errors = error_plot(found["para_lstm"], "the recurrent norm", "largest recurrent entry",
+                        [0, 0.5, 1, 2, 3, 4])  # fmt: skip
+    yield errors.write("para_lstm_errors")
+    norms = {r["norm"]: r for r in found["para_nlru"] if r["bias"] == 0}
+    shown = {n: norms[n] for n in NLRU_SHOWN}
+    yield residual_plot(shown, "norms of w").write("para_nlru_residuals")
+    errors = error_plot(list(norms.values()), "the norm of w", "largest entry of w",
+                        [0, 0.5, 1, 1.5, 2])  # fmt: skip
+    yield errors.write("para_nlru_errors")
     matrix = {
         r["norm"]: r for r in found["para_m2rnn"] if (r["bias"], r["k"], r["v"]) == (0, 16, 16)
     }
@@ -382,9 +496,12 @@ def outputs(found: dict[str, Any]) -> Iterator[tuple[Path, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redraw", action="store_true", help="only tables and plots")
-    if not parser.parse_args().redraw:
+    parser.add_argument("--only", action="append", choices=list(ROWS), help="one card; repeatable")
+    arguments = parser.parse_args()
+    if not arguments.redraw:
         DATA.parent.mkdir(exist_ok=True)
-        DATA.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+        found = json.dumps(measure(arguments.only), indent=1) + "\n"
+        DATA.write_text(found, encoding="utf-8")
     for path, text in outputs(json.loads(DATA.read_text(encoding="utf-8"))):
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))

@@ -34,11 +34,12 @@ CLAUSES: tuple[Clause, ...] = (
         "The step is the equation",
         "The hand-written step of a cell, the step derived from its Spec, and the cited paper's "
         "equation written out scalar by scalar are the same function.",
-        "float64: 1e-13 relative, also for inputs and states of size 1e-6",
+        "float64: 1e-13 relative, also for inputs and states of size 1e-6 and inputs of size 30",
         "One step makes about 10 + n rounding errors of 1.1e-16 each (n terms in a recurrent dot "
         "product), and the gates damp them; 1e-13 leaves room for n in the hundreds. The second "
         "regime, with everything near zero, catches a `tanh` that cancels, such as "
-        "\\(2\\sigma(2x) - 1\\).",
+        "\\(2\\sigma(2x) - 1\\); the third, with gates open or shut, one that cancels there, such as "
+        "\\(\\sqrt{1 - a^2}\\).",
         "Compares the three in float64 and at 50 digits. A cell without a hand-written "
         "`recurrence` has no second source: reported as skipped.",
     ),

@@ -29,6 +29,7 @@ from .context import Api, Context, NotApplicable, Subject, Violation
 from .reference import loop, shifted, stepwise
 
 DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"
+LSTM, NLRU = "ParaLSTM", "ParaNLRU"
 Change = Callable[[nn.Module], None]
 
 
@@ -94,6 +95,41 @@ def m2rnn(variant: Callable[..., Tensor]) -> dict[str, Any]:
     return {"recurrence": recurrence}
 
 
+def lstm(variant: Callable[..., tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """A recurrence from ``variant(c, f, z, o)``, given a correct forget gate and candidate;
+    ``o(m)`` is the output gate with its peephole on ``m``."""
+
+    def recurrence(self, c, h, u_f, u_z, u_o, A_f, A_z, A_o, C_f, C_o):
+        f = torch.sigmoid(A_f * h + C_f * c + u_f)
+        z = torch.tanh(A_z * h + u_z)
+        return variant(c, f, z, lambda m: torch.sigmoid(A_o * h + C_o * m + u_o))
+
+    return {"recurrence": recurrence}
+
+
+def nlru(variant: Callable[..., Tensor]) -> dict[str, Any]:
+    """A recurrence from ``variant(h, log_a, gated, n)``: the state, the logarithm of the decay, the
+    input gate and the candidate."""
+
+    def recurrence(self, h, u_r, u_i, u_n, w, Lambda):
+        log_a = -8 * nn.functional.softplus(Lambda, threshold=40) * torch.sigmoid(u_r) - 1e-24
+        return variant(h, log_a, torch.sigmoid(u_i), torch.tanh(u_n + w * h))
+
+    return {"recurrence": recurrence}
+
+
+def scale(log_a: Tensor) -> Tensor:
+    return torch.sqrt(-torch.expm1(2 * log_a))
+
+
+def blended(c: Tensor, f: Tensor, z: Tensor) -> Tensor:
+    return f * c + (1 - f) * z
+
+
+def output(memory: Tensor, o: Tensor) -> tuple[Tensor, Tensor]:
+    return memory, o * torch.tanh(memory)
+
+
 def cancelling_tanh(x: Tensor) -> Tensor:
     return 2 * torch.sigmoid(2 * x) - 1
 
@@ -122,6 +158,10 @@ def dead_outside(self) -> tuple[Tensor, ...]:
     c = self.max_recurrent_norm
     maps = (self.A_z, self.A_r, self.A_n)
     return maps if c is None else tuple(a.clamp(-c, c) for a in maps)
+
+
+def unbounded_peepholes(self) -> tuple[Tensor, ...]:
+    return *pararnn.ParaLSTM.recurrent_params(self)[:3], self.C_f, self.C_o
 
 
 def unchecked_step(self, h: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None):
@@ -411,6 +451,30 @@ def mutants() -> Iterator[Mutant]:
                  m2rnn(lambda H, kv, f, W: (1 - f) * H + f * torch.tanh(H @ W + kv)))  # fmt: skip
     yield Mutant("missing 1 − f", "f H + Z", MATRIX, ("equation", "bounds"),
                  m2rnn(lambda H, kv, f, W: f * H + torch.tanh(H @ W + kv)))  # fmt: skip
+    yield Mutant("early peephole", "the output gate sees the old memory", LSTM,
+                 ("equation", "jacobian"),
+                 lstm(lambda c, f, z, o: output(blended(c, f, z), o(c))))  # fmt: skip
+    yield Mutant("no peephole", "the output gate sees no memory", LSTM, ("equation", "jacobian"),
+                 lstm(lambda c, f, z, o: output(blended(c, f, z), o(0 * c))))  # fmt: skip
+    yield Mutant("uncoupled gates", "f c + z", LSTM, ("equation", "bounds"),
+                 lstm(lambda c, f, z, o: output(f * c + z, o(f * c + z))))  # fmt: skip
+    yield Mutant("swapped coupled gates", "(1 − f) c + f z", LSTM, ("equation", "agreement"),
+                 lstm(lambda c, f, z, o: output(blended(c, 1 - f, z), o(blended(c, 1 - f, z)))))  # fmt: skip
+    yield Mutant("bare output", "o c for o tanh(c)", LSTM, ("equation", "jacobian"),
+                 lstm(lambda c, f, z, o: (blended(c, f, z), o(blended(c, f, z)) * blended(c, f, z))))  # fmt: skip
+    yield Mutant("swapped slots", "(h, c) returned for (c, h)", LSTM, ("equation", "agreement"),
+                 lstm(lambda c, f, z, o: output(blended(c, f, z), o(blended(c, f, z)))[::-1]))  # fmt: skip
+    yield Mutant("unbounded peepholes", "only the recurrent vectors are projected", LSTM,
+                 ("constraint",), {"recurrent_params": unbounded_peepholes})  # fmt: skip
+    yield Mutant("cancelling scale", "√(1 − a²) from a", NLRU, ("equation",),
+                 nlru(lambda h, a, i, n: a.exp() * h + torch.sqrt(1 - a.exp() ** 2) * i * n))  # fmt: skip
+    yield Mutant("squared scale", "(1 − a²) for its root", NLRU,
+                 ("equation", "jacobian"),
+                 nlru(lambda h, a, i, n: a.exp() * h + scale(a) ** 2 * i * n))  # fmt: skip
+    yield Mutant("scale 1 − a", "a GRU's", NLRU, ("equation", "agreement"),
+                 nlru(lambda h, a, i, n: a.exp() * h - torch.expm1(a) * i * n))  # fmt: skip
+    yield Mutant("dropped scale", "a h + i n", NLRU, ("equation", "agreement"),
+                 nlru(lambda h, a, i, n: a.exp() * h + i * n))  # fmt: skip
     yield Mutant("wrong twice", "Spec and step agree on z h + (1 − z) n", DIAG, ("equation",),
                  factory=lambda: SwappedTwice(5, 6))  # fmt: skip
     yield Mutant("dropped bias", "drives without b", DIAG, ("equation",), {"drives": without_bias})

@@ -123,6 +123,35 @@ def gru_head(h: list, u: list, maps: list) -> list:
     return _gru(h, u, apply)
 
 
+def lstm(state: list, u: list, maps: list) -> list:
+    """Danieli et al., arXiv:2510.21450, eq. 3.1b; the drives come in the order f, z, o."""
+    old, h = state
+    d = len(h)
+    a_f, a_z, a_o, c_f, c_o = maps
+    memory, output = [], []
+    for i in range(d):
+        f = _sigmoid(a_f[i] * h[i] + c_f[i] * old[i] + u[i])
+        z = mpmath.tanh(a_z[i] * h[i] + u[d + i])
+        c = f * old[i] + (1 - f) * z
+        o = _sigmoid(a_o[i] * h[i] + c_o[i] * c + u[2 * d + i])
+        memory.append(c)
+        output.append(o * mpmath.tanh(c))
+    return [memory, output]
+
+
+def nlru(h: list, u: list, maps: list) -> list:
+    """De et al., arXiv:2402.19427, section 2.4, as powers of ``σ(−Λ)``, with the input
+    ``tanh(w h + u_n)``; the drives come in the order r, i, n."""
+    d = len(h)
+    w, big = maps
+    out = []
+    for j in range(d):
+        a = _sigmoid(-big[j]) ** (8 * _sigmoid(u[j]))
+        n = mpmath.tanh(w[j] * h[j] + u[2 * d + j])
+        out.append(a * h[j] + mpmath.sqrt(1 - a**2) * _sigmoid(u[d + j]) * n)
+    return out
+
+
 def m2rnn(h: list, u: list, maps: list) -> list:
     """Mishra et al., arXiv:2603.14360, eq. 19 and 20; the drives come in the order k, v, f."""
     (w,) = maps
@@ -140,6 +169,8 @@ EQUATIONS: dict[str, Callable[[list, list, list], list]] = {
     "ParaGRU[diag]": gru_diag,
     "ParaGRU[head]": gru_head,
     "ParaM2RNN": m2rnn,
+    "ParaLSTM": lstm,
+    "ParaNLRU": nlru,
 }
 
 

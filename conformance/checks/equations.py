@@ -34,14 +34,14 @@ def equation(ctx: Context) -> None:
     spec = ctx.spec_of(cell)
     if getattr(cell, "recurrence", None) is None:
         raise NotApplicable("the cell has no hand-written recurrence: no second source to compare")
-    for _, scale in itertools.product(ctx.rounds(2), (1.0, 1e-6)):
+    labels = {1.0: "usual", 1e-6: "near zero", 30.0: "saturated"}
+    for _, (scale, label) in itertools.product(ctx.rounds(2), labels.items()):
         cell = ctx.cell(unbounded=True)
         if scale < 1:  # drives and states near zero: a tanh with cancellation loses its digits
             nn.init.zeros_(cell.in_proj.bias)
-        x, h = ctx.inputs(cell, 4, 1, scale)[:, 0], scale * ctx.state(cell, 4)
+        x, h = ctx.inputs(cell, 4, 1, scale)[:, 0], min(scale, 1.0) * ctx.state(cell, 4)
         by_hand = cell.step(h, x).detach().cpu()
         state, drives, params = arrays(cell, h, x)
-        label = "near zero" if scale < 1 else "usual"
         derived = ctx.api.step(spec, state, drives, params)
         ctx.within(
             f"hand-written − Spec float64, {label}", error(by_hand, torch.tensor(derived)), STEP

@@ -143,7 +143,9 @@ class ParaNLRU(BoundedCell):
             Symbol("h_t", "(B, d_h)", "state; zero at the start unless h0 is given"),
             Symbol("r_t, i_t", "(B, d_h)", "recurrence gate and input gate"),
             Symbol(r"\ell_t, a_t", "(B, d_h)", "rate of decay, and the decay"),
-            Symbol("q_t", "(B, d_h)", "1 - a_t^2, the square of the scale of what is written"),
+            Symbol(
+                "q_t", "(B, d_h)", "squared scale of what is written: one less the squared decay"
+            ),
             Symbol("n_t", "(B, d_h)", "candidate"),
             Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
             Symbol("w", "(d_h,)", "recurrent vector"),
@@ -167,7 +169,7 @@ class ParaNLRU(BoundedCell):
             Deviation(
                 "The gradient is the true gradient",
                 "the paper's released code clips the slope of the square root at 1000",
-                "gradients differ where 1 - a^2 is below 2.5e-7",
+                "gradients differ where sqrt(1 - a^2) is below 5e-4",
                 "gradients",
             ),
             Deviation(
@@ -194,9 +196,9 @@ class ParaNLRU(BoundedCell):
         "w = 0 the recurrence is linear, and one iteration is exact.",
         numerics="No interval holds the state for every input: the proven bound is "
         "sqrt(h_0^2 + t) after t steps. The derivatives are bounded on the whole line, so errors "
-        "of a solve can be certified all the same. 1 - a^2 is computed without cancellation.",
+        "of a solve can be certified all the same. sqrt(1 - a^2) is computed without cancellation.",
         notes=(
-            "The paper's section 2.4 has a = σ(Λ), its App. A the logarithm -softplus(Λ), as here. "
-            "The two differ in the sign of Λ only.",
+            "Section 2.4 of the paper has a = σ(Λ), its App. A takes the decay from softplus(Λ), as "
+            "here. The two differ in the sign of Λ only.",
         ),
     )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from .cell import Cell
 from .facts import Facts
 from .para_gru import ParaGRU
+from .para_lstm import ParaLSTM
 from .para_m2rnn import ParaM2RNN
+from .para_nlru import ParaNLRU
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,20 @@ CELLS: dict[str, CellEntry] = {
             lambda d_in=5, width=6, n_heads=2, **kw: ParaGRU(
                 d_in, width, mix="head", n_heads=n_heads, **kw
             ),
+        ),
+        CellEntry(
+            "ParaLSTM",
+            "para_lstm",
+            ParaLSTM.facts,
+            ParaLSTM.facts.fidelity,
+            lambda d_in=5, width=6, **kw: ParaLSTM(d_in, width, **kw),
+        ),
+        CellEntry(
+            "ParaNLRU",
+            "para_nlru",
+            ParaNLRU.facts,
+            ParaNLRU.facts.fidelity,
+            lambda d_in=5, width=6, **kw: ParaNLRU(d_in, width, **kw),
         ),
         CellEntry(
             "ParaM2RNN",
