@@ -119,8 +119,7 @@ class ParaNLRU(BoundedCell):
         sources=(
             Source(
                 key="de2024griffin",
-                authors="De, Smith, Fernando, Botev, Cristian-Muraru, Gu, Haroun, Berrada, Chen, "
-                "Srinivasan, Desjardins, Doucet, Budden, Teh, Pascanu, De Freitas, Gulcehre",
+                authors="De, Smith, Fernando, Botev, et al.",
                 title="Griffin: Mixing Gated Linear Recurrences with Local Attention for "
                 "Efficient Language Models",
                 venue="arXiv",

@@ -114,7 +114,7 @@ def test_symbols_and_shapes():
     assert shape("(d_h, d_in), (d_h,)") == "`(d_h, d_in)`, `(d_h,)`"
 
 
-@pytest.mark.parametrize("name", ["ParaGRU", "ParaM2RNN"])
+@pytest.mark.parametrize("name", sorted({name.partition("[")[0] for name in cell_names()}))
 @pytest.mark.parametrize("width", [80, 100])
 def test_text_fits_its_width(name, width):
     free = re.compile(r"[=@{}_]|^[A-Za-z*,_ ]+\(")  # equations, code, BibTeX and shapes stay whole

@@ -13,7 +13,9 @@ import pararnn
 from pararnn import (
     Cell,
     ParaGRU,
+    ParaLSTM,
     ParaM2RNN,
+    ParaNLRU,
     Spec,
     cell_names,
     get_cell,
@@ -26,6 +28,8 @@ CELLS = {
     "diag": lambda **kw: ParaGRU(3, 4, **kw),
     "head": lambda **kw: ParaGRU(3, 4, mix="head", n_heads=2, **kw),
     "matrix": lambda **kw: ParaM2RNN(3, 2, 5, **kw),
+    "para_lstm": lambda **kw: ParaLSTM(3, 4, **kw),
+    "para_nlru": lambda **kw: ParaNLRU(3, 4, **kw),
     "lstm": None,
 }
 
