@@ -78,8 +78,8 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
     if cell.spec.gap is None:
         if dt is not None:
             raise TypeError(
-                f"dt: got time gaps, but {name} takes none; leave dt out, or declare time_gap() in "
-                "the Spec."
+                f"dt: got time gaps, expected none for {name}; leave dt out, or declare time_gap() "
+                "in the Spec."
             )
         return None
     if dt is None:

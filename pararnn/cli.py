@@ -140,10 +140,13 @@ def _verify(options: argparse.Namespace) -> int:
         module = _module(name, options.width).to(device=device, dtype=dtype)
         width = _input_width(module, name)
         x = torch.randn(options.batch, options.length, width, dtype=dtype, device=device)
+        dt = None
+        if layers.takes_gaps(module):
+            dt = 2 * torch.rand(options.batch, options.length, dtype=dtype, device=device)
         shape = f"{options.batch} × {options.length} × {width}"
         _progress(f"{name}: inputs {shape}, {options.dtype}, {device}: parallel, then the loop")
         try:
-            report = layers.verify_agreement(module, x)
+            report = layers.verify_agreement(module, x, dt=dt)
         except (TypeError, ValueError) as error:
             raise Problem(f"{name}: {error}") from None
         print(report)

@@ -252,7 +252,7 @@ class ParaRNN(nn.Module):
     def _gaps(self, dt: Any) -> list[Any]:
         """The time gaps for every layer: for those whose cell takes them."""
         if dt is not None and not any(map(takes_gaps, self.cells)):
-            raise TypeError("dt: got time gaps, but no cell of this layer takes any; leave dt out.")
+            raise TypeError("dt: got time gaps, expected none: no cell takes any; leave dt out.")
         return [dt if takes_gaps(cell) else None for cell in self.cells]
 
     @staticmethod

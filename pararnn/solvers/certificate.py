@@ -87,7 +87,8 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     y = float(correction.abs().max()) + kappa * rounding
     reach = float(states.abs().max().maximum(h0.abs().max())) + 2 * y
     params = [p.detach().cpu().numpy() for p in dynamics.raw_params]
-    m = float(derivative_bounds(dynamics.spec, params, dynamics.sizes, reach)[1].max())
+    gap = math.inf if task.dt is None else float(task.dt.max())
+    m = float(derivative_bounds(dynamics.spec, params, dynamics.sizes, reach, gap)[1].max())
     product = 2 * y * kappa * m
     if not product < 1:
         return Certificate(

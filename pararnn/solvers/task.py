@@ -90,8 +90,8 @@ def prepare(
             raise TypeError(f"drives: {type(cell).__name__} has no Spec, so give x.")
         if dt is not None:
             raise TypeError(
-                f"dt: {type(cell).__name__} has no Spec that declares a time gap; leave dt out, "
-                "or make it a feature of x."
+                f"dt: got time gaps, expected none for {type(cell).__name__}, which has no Spec; "
+                "leave dt out, or make it a feature of x."
             )
         u, params = source, tuple(cell.parameters())
         device = params[0].device if params else u.device

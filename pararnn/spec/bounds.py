@@ -5,8 +5,8 @@ and second directional derivative for perturbations of maximum norm 1:
 
     |ds| ≤ Σ |∂s/∂e| |de|,      |d²s| ≤ Σ |∂²s/∂e∂e'| |de||de'| + Σ |∂s/∂e| |d²e|,
 
-and a linear map acts by its absolute weights. Drives may take any value (a time gap any that is not
-negative), parameters are given.
+and a linear map acts by its absolute weights. Drives may take any value (a time gap any up to a given
+one), parameters are given.
 The result is an upper bound for every input, so it can carry a proof; it is not the supremum.
 """
 
@@ -73,7 +73,11 @@ def _apply(structure: str, weight: np.ndarray, x: Interval) -> Interval:
 
 
 def derivative_bounds(
-    spec: Spec, params: Sequence[np.ndarray], sizes: Mapping[str, int], reach: float = 0.0
+    spec: Spec,
+    params: Sequence[np.ndarray],
+    sizes: Mapping[str, int],
+    reach: float = 0.0,
+    gap: float = np.inf,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Upper bounds of ``‖J‖`` and ``‖D²f‖`` (maximum norm), one for every coordinate of ``h'``.
 
@@ -85,6 +89,8 @@ def derivative_bounds(
         Size of every axis (and ``heads``).
     reach
         The box is widened, where needed, to hold every state of magnitude up to this.
+    gap
+        The longest time gap. Derivatives may grow with it without bound.
 
     Raises
     ------
@@ -106,8 +112,8 @@ def derivative_bounds(
         values[slot.symbol] = Interval(np.full(shape, lo), np.full(shape, hi))
         first[slot.symbol], second[slot.symbol] = np.ones(shape), nothing
     for drive in spec.drive_list:
-        least = 0.0 if drive.given else -np.inf  # time does not run backwards
-        values[drive.symbol] = Interval(np.full(shape, least), np.full(shape, np.inf))
+        lo, hi = (0.0, gap) if drive.given else (-np.inf, np.inf)
+        values[drive.symbol] = Interval(np.full(shape, lo), np.full(shape, hi))
         first[drive.symbol] = second[drive.symbol] = nothing
     weights = dict(zip((m.name for m in spec.map_list), params, strict=False))
     for param, value in zip(spec.param_list, params[len(spec.map_list) :], strict=True):

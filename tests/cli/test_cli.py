@@ -77,7 +77,7 @@ def test_verify_fails_with_status_1(capsys, monkeypatch):
         def __str__(self) -> str:
             return "parallel = sequential: FAIL"
 
-    monkeypatch.setattr(pararnn.layers, "verify_agreement", lambda module, x: Report())
+    monkeypatch.setattr(pararnn.layers, "verify_agreement", lambda module, x, dt: Report())
     status, out, _ = run(capsys, "verify", "ParaM2RNN", "--length", "3")
     assert status == 1
     assert "FAIL" in out
