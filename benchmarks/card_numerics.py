@@ -12,6 +12,7 @@ import argparse
 import datetime
 import itertools
 import json
+import math
 import platform
 import sys
 import warnings
@@ -32,6 +33,18 @@ NLRU = (
     *((0.5, bias) for bias in (-6.0, -3.0, 3.0)),
 )
 NLRU_SHOWN = (0.25, 0.5, 0.75, 1.0, 2.0)
+SLSTM = tuple(
+    (forget, norm, bias)
+    for forget in ("sigmoid", "exp")
+    for norm, bias in ((0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (4.0, 0.0), (0.5, 4.0), (2.0, 4.0))
+)
+CFC_NORMS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+CFC = tuple(
+    (form, *setting)
+    for form in ("published", "consistent")
+    for setting in (*((norm, 1.0) for norm in CFC_NORMS), (1.0, 0.1), (1.0, 10.0))
+)
+CFC_SHOWN = (0.5, 1.0, 2.0, 3.0, 4.0)
 M2RNN = (
     *((norm, 0.0, 16, 16) for norm in (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)),
     *((1.0, bias, 16, 16) for bias in (2.0, 4.0, 6.0)),
@@ -84,6 +97,25 @@ def nlru(norm: float, bias: float) -> Any:
     return cell
 
 
+def slstm(forget: str, norm: float, bias: float) -> Any:
+    """Recurrent entries uniform in ±norm; `bias` is that of the forget gate."""
+    import torch
+
+    import pararnn
+
+    cell = drawn(pararnn.ParaSLSTM(32, 64, forget=forget), norm)
+    with torch.no_grad():
+        cell.in_proj.bias[64:128] = bias
+    return cell
+
+
+def cfc(form: str, norm: float) -> Any:
+    """Recurrent entries uniform in ±norm."""
+    import pararnn
+
+    return drawn(pararnn.ParaCfC(32, 64, form=form), norm)
+
+
 def drawn(cell: Any, norm: float) -> Any:
     """The cell in float64, with normal input weights and diagonal maps uniform in ±norm."""
     import torch
@@ -116,8 +148,11 @@ def m2rnn(norm: float, bias: float, k: int, v: int) -> Any:
     return cell
 
 
-def solved(cell: Any, batch: int) -> dict[str, Any]:
-    """Residuals in float64; errors and iteration counts in float32, against the float64 loop."""
+def solved(cell: Any, batch: int, gap: float | None = None, slot: Any = ...) -> dict[str, Any]:
+    """Residuals in float64; errors and iteration counts in float32, against the float64 loop.
+
+    `gap` is the mean time gap, for a cell that takes them; `slot` chooses what errors are those of.
+    """
     import copy
 
     import torch
@@ -129,21 +164,27 @@ def solved(cell: Any, batch: int) -> dict[str, Any]:
     pinned = NewtonConfig(max_iters=ITERATIONS, on_divergence="ignore")
     three = NewtonConfig(max_iters=3, on_divergence="ignore")
     single = copy.deepcopy(cell).float()
+    wide: dict[str, Any] = {}
+    if gap is not None:
+        wide["dt"] = torch.empty(batch, 512, dtype=torch.float64).exponential_(generator=draw) * gap
+    narrow = {name: value.float() for name, value in wide.items()}
     with torch.no_grad():
-        exact = sequential_apply(cell, x)
+        exact = sequential_apply(cell, x, **wide)
 
         def error(states: torch.Tensor) -> float:
-            return float((states.double() - exact).abs().max())
+            return float((states.double() - exact)[slot].abs().max())
 
-        residuals = solve(cell, x, pinned, method="newton").residual_history
-        newton = solve(single, x.float(), method="newton")
-        shooting = solve(single, x.float(), NewtonConfig(chunk_length=64), method="shooting")
+        residuals = solve(cell, x, pinned, method="newton", **wide).residual_history
+        newton = solve(single, x.float(), method="newton", **narrow)
+        chunked = NewtonConfig(chunk_length=64)
+        shooting = solve(single, x.float(), chunked, method="shooting", **narrow)
+        three_error = error(solve(single, x.float(), three, method="newton", **narrow).states)
         return {
             "residuals": [float(f"{r:.3g}") for r in residuals],
-            "three": error(solve(single, x.float(), three, method="newton").states),
+            "three": three_error if math.isfinite(three_error) else None,
             "newton": [newton.iterations, newton.fallback, error(newton.states)],
             "shooting": [shooting.iterations, shooting.fallback, error(shooting.states)],
-            "loop": error(sequential_apply(single, x.float())),
+            "loop": error(sequential_apply(single, x.float(), **narrow)),
         }
 
 
@@ -163,6 +204,18 @@ def nlru_rows() -> Iterator[dict[str, Any]]:
         yield {"norm": norm, "bias": bias} | solved(nlru(norm, bias), 8)
 
 
+def slstm_rows() -> Iterator[dict[str, Any]]:
+    for forget, norm, bias in SLSTM:
+        setting = {"forget": forget, "norm": norm, "bias": bias}
+        output = solved(slstm(forget, norm, bias), 8, slot=(..., -1, slice(None)))
+        yield setting | {k: v for k, v in output.items() if k != "residuals"}
+
+
+def cfc_rows() -> Iterator[dict[str, Any]]:
+    for form, norm, gap in CFC:
+        yield {"form": form, "norm": norm, "gap": gap} | solved(cfc(form, norm), 8, gap)
+
+
 def m2rnn_rows() -> Iterator[dict[str, Any]]:
     for norm, bias, k, v in M2RNN:
         setting = {"norm": norm, "bias": bias, "k": k, "v": v}
@@ -173,6 +226,8 @@ ROWS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "para_gru": gru_rows,
     "para_lstm": lstm_rows,
     "para_nlru": nlru_rows,
+    "para_slstm": slstm_rows,
+    "para_cfc": cfc_rows,
     "para_m2rnn": m2rnn_rows,
 }
 
@@ -230,11 +285,11 @@ COLUMNS = (
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    three = number(row["three"])
+    three = "not finite" if row["three"] is None else number(row["three"])
     return [
         count(row["newton"]),
         number(row["newton"][2]),
-        three if row["three"] <= 1e-5 else f"**{three}**",
+        three if (row["three"] or 1) <= 1e-5 else f"**{three}**",
         count(row["shooting"]),
         number(row["shooting"][2]),
         number(row["loop"]),
@@ -291,6 +346,36 @@ def nlru_table(found: dict[str, Any]) -> str:
         "The norm is the largest entry of \\(w\\), drawn evenly from ± the norm. The gate bias is that "
         "of the logit of \\(r_t\\): the lower it is, the slower the decay. \\(\\Lambda\\) has its initial "
         "value. The plots are for gate bias 0."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def slstm_table(found: dict[str, Any]) -> str:
+    rows = [
+        [f"`{r['forget']}`", f"{r['norm']:g}", f"{r['bias']:g}", *cells(r)]
+        for r in found["para_slstm"]
+    ]
+    lines = table(["`forget`", "Norm", "Forget bias"], rows, "Iterations and errors of ParaSLSTM")
+    lines += provenance(found, "8 × 512 × 64 (sequences, steps, \\(d_h\\))")
+    lines += [
+        "The norm is the largest entry of the recurrent vectors, drawn evenly from ± the norm. The "
+        "forget bias is that of the forget gate. Errors are those of the output \\(h\\), not of "
+        "the other three slots."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def cfc_table(found: dict[str, Any]) -> str:
+    rows = [
+        [f"`{r['form']}`", f"{r['norm']:g}", f"{r['gap']:g}", *cells(r)] for r in found["para_cfc"]
+    ]
+    lines = table(["`form`", "Norm", "Mean gap"], rows, "Iterations and errors of ParaCfC")
+    lines += provenance(found, "8 × 512 × 64 (sequences, steps, \\(d_h\\))")
+    lines += [
+        "The norm is the largest entry of the recurrent vectors, drawn evenly from ± the norm. Gaps "
+        "are drawn from an exponential distribution with this mean. From norm 2 on this random "
+        "network is sensitive to rounding, and at norm 4 chaotic: the float32 loop itself is that far "
+        "from the float64 one."
     ]
     return "\n".join(lines) + "\n"
 
@@ -398,8 +483,6 @@ class Plot:
 
 
 def log10(value: float) -> float:
-    import math
-
     return math.log10(max(value, 1e-30))
 
 
@@ -465,6 +548,8 @@ def outputs(found: dict[str, Any]) -> Iterator[tuple[Path, str]]:
     yield results / "para_gru_numerics.md", gru_table(found)
     yield results / "para_lstm_numerics.md", lstm_table(found)
     yield results / "para_nlru_numerics.md", nlru_table(found)
+    yield results / "para_slstm_numerics.md", slstm_table(found)
+    yield results / "para_cfc_numerics.md", cfc_table(found)
     yield results / "para_m2rnn_numerics.md", m2rnn_table(found)
     diag = {r["norm"]: r for r in found["para_gru"] if r["mix"] == "diag"}
     shown = {n: diag[n] for n in GRU_SHOWN}
@@ -484,6 +569,12 @@ def outputs(found: dict[str, Any]) -> Iterator[tuple[Path, str]]:
     errors = error_plot(list(norms.values()), "the norm of w", "largest entry of w",
                         [0, 0.5, 1, 1.5, 2])  # fmt: skip
     yield errors.write("para_nlru_errors")
+    norms = {r["norm"]: r for r in found["para_cfc"] if (r["form"], r["gap"]) == ("consistent", 1)}
+    shown = {n: norms[n] for n in CFC_SHOWN}
+    yield residual_plot(shown, "recurrent norms").write("para_cfc_residuals")
+    errors = error_plot(list(norms.values()), "the recurrent norm", "largest recurrent entry",
+                        [0, 0.5, 1, 2, 3, 4])  # fmt: skip
+    yield errors.write("para_cfc_errors")
     matrix = {
         r["norm"]: r for r in found["para_m2rnn"] if (r["bias"], r["k"], r["v"]) == (0, 16, 16)
     }

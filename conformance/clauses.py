@@ -337,6 +337,21 @@ CLAUSES: tuple[Clause, ...] = (
         "As for C15 and C16.",
         "One poisoned input in the middle of one row.",
     ),
+    Clause(
+        28,
+        "time-gap",
+        "No time, a little time, much time",
+        "The step of a cell with time gaps is continuous at \\(\\Delta t = 0\\), with the value there "
+        "that its card states, and it keeps the digits of the change that a short gap makes. "
+        "Derivatives with respect to gaps are right, at 0 too. Sequences whose gaps range from 0 "
+        "to 1e4 give what the plain loop gives, with finite gradients.",
+        "value at 0: 1e-15; change over a gap of 1e-6, from the zero state: 1e-12 relative "
+        "(float64), 1e-5 (float32); derivative at 0: 1e-13 relative; sequences as C6",
+        "The change is a product of a few factors, each right to a few roundoffs; a cell that "
+        "computes \\(1 - e^{-x}\\) by a subtraction loses ten digits of it.",
+        "One step at gaps 0, 1e-12, 1e-6 and 1e4 against 50 digits; sequences with gaps 0, 1e-6, 1 "
+        "and 1e4 in random order. A cell without time gaps: reported as skipped.",
+    ),
 )
 
 BY_SLUG = {clause.slug: clause for clause in CLAUSES}

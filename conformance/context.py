@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 import pararnn
 from pararnn.spec import bounds, oracle
 
+from .reference import apart
+
 UNIT_ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
 BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 ROUNDINGS = 16
@@ -25,6 +29,23 @@ class Violation(AssertionError):
     """A clause does not hold; the message has the measured number and the bound."""
 
 
+def fed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function(cell, x, …)`` for inputs or drives that carry time gaps in their last column."""
+
+    @functools.wraps(function)
+    def call(cell: Any, x: Any = None, *args: Any, **options: Any) -> Any:
+        x, more = apart(cell, x)
+        if "drives" in options:
+            options["drives"], more = apart(cell, options["drives"])
+        return function(cell, x, *args, **options, **more)
+
+    return call
+
+
+SOLVERS = (pararnn.solve, pararnn.sequential_apply, pararnn.newton_apply, pararnn.shooting_apply)
+FED = {function.__name__: fed(function) for function in SOLVERS}
+
+
 class NotApplicable(Exception):
     """A clause says nothing about this cell, device or dtype; the message is the reason."""
 
@@ -33,10 +54,10 @@ class NotApplicable(Exception):
 class Api:
     """The public functions that the checks call. A mutant of the solver replaces some of them."""
 
-    solve: Callable[..., Any] = pararnn.solve
-    sequential_apply: Callable[..., Tensor] = pararnn.sequential_apply
-    newton_apply: Callable[..., Tensor] = pararnn.newton_apply
-    shooting_apply: Callable[..., Tensor] = pararnn.shooting_apply
+    solve: Callable[..., Any] = FED["solve"]
+    sequential_apply: Callable[..., Tensor] = FED["sequential_apply"]
+    newton_apply: Callable[..., Tensor] = FED["newton_apply"]
+    shooting_apply: Callable[..., Tensor] = FED["shooting_apply"]
     layer: Callable[..., nn.Module] = lambda cell: pararnn.ParaRNN(cell)
     step: Callable[..., Any] = oracle.step
     dense_jacobian: Callable[..., Any] = oracle.dense_jacobian
@@ -125,12 +146,21 @@ class Context:
         return cell
 
     def inputs(self, cell: nn.Module, batch: int, length: int, scale: float = 1.0) -> Tensor:
-        """Normal inputs ``(batch, length, d_in)`` in the dtype and on the device of the cell."""
-        return self.like(cell, scale * self.normal(batch, length, cell.d_in))
+        """Normal inputs ``(batch, length, d_in)`` in the dtype and on the device of the cell; and
+        one column more, of time gaps in (0.1, 2.1), if it takes any."""
+        x = scale * self.normal(batch, length, cell.d_in)
+        if getattr(getattr(cell, "spec", None), "gap", None) is not None:
+            x = torch.cat([x, 1.1 + self.uniform(batch, length, 1)], -1)
+        return self.like(cell, x)
 
     def state(self, cell: nn.Module, batch: int) -> Tensor:
-        """A state inside the box ``[-0.9, 0.9]``."""
-        return self.like(cell, self.uniform(batch, *cell.state_shape, high=0.9))
+        """A state inside the box ``[-0.9, 0.9]``, moved into the declared bounds of its slots."""
+        state = self.uniform(batch, *cell.state_shape, high=0.9)
+        for i, slot in enumerate(getattr(getattr(cell, "spec", None), "slots", ())):
+            low, high = slot.bounds or (-math.inf, math.inf)
+            part = state[:, i] if cell.state_slots > 1 else state
+            part += max(low + 0.9, 0.0) + min(high - 0.9, 0.0)
+        return self.like(cell, state)
 
     def like(self, cell: nn.Module, value: Tensor) -> Tensor:
         parameter = next(cell.parameters())

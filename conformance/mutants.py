@@ -25,11 +25,12 @@ from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
 
 from .checks import load
-from .context import Api, Context, NotApplicable, Subject, Violation
+from .context import Api, Context, NotApplicable, Subject, Violation, fed
 from .reference import loop, shifted, stepwise
 
 DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"
 LSTM, NLRU = "ParaLSTM", "ParaNLRU"
+SLSTM, CFC, TIMED = "ParaSLSTM[sigmoid]", "ParaCfC[published]", "ParaCfC[consistent]"
 Change = Callable[[nn.Module], None]
 
 
@@ -137,6 +138,66 @@ def cancelling_tanh(x: Tensor) -> Tensor:
 def transposed_head(self, a: Tensor, h: Tensor) -> Tensor:
     heads = h.unflatten(-1, (self.n_heads, -1))
     return torch.einsum("nji,...nj->...ni", a, heads).flatten(-2)
+
+
+def slstm(
+    top: Callable[..., Tensor] = torch.maximum,
+    old: Callable[..., Tensor] = lambda log_f, m, n: log_f + m - 10_000 * torch.relu(1 - 2 * n),
+    log_forget: Callable[[Tensor], Tensor] = nn.functional.logsigmoid,
+    out: Callable[..., Tensor] = lambda o, c, n: o * c / n,
+    normalizer: Callable[..., Tensor] = lambda f, n, i: f * n + i,
+) -> dict[str, Any]:
+    """A recurrence of the sLSTM with one of its parts replaced."""
+
+    def recurrence(self, c, n, m, h, u_i, u_f, u_z, u_o, R_i, R_f, R_z, R_o):
+        log_i, log_f = u_i + R_i * h, log_forget(u_f + R_f * h)
+        z, o = torch.tanh(u_z + R_z * h), torch.sigmoid(u_o + R_o * h)
+        left = old(log_f, m, n)
+        m = top(left, log_i)
+        f, i = torch.exp(left - m), torch.exp(log_i - m)
+        c, n = f * c + i * z, normalizer(f, n, i)
+        return c, n, m, out(o, c, n)
+
+    return {"recurrence": recurrence}
+
+
+def cfc(variant: Callable[..., Tensor]) -> dict[str, Any]:
+    """A recurrence from ``variant(f, g, k, dt)``."""
+
+    def recurrence(self, h, u_f, u_g, u_k, dt, R_f, R_g, R_k):
+        g, k = torch.tanh(u_g + R_g * h), torch.tanh(u_k + R_k * h)
+        return variant(u_f + R_f * h, g, k, dt[..., None])
+
+    return {"recurrence": recurrence}
+
+
+def timed(variant: Callable[..., Tensor]) -> dict[str, Any]:
+    """A recurrence from ``variant(h, k, rate, dt)``."""
+
+    def recurrence(self, h, u_f, u_k, dt, R_f, R_k):
+        rate = nn.functional.softplus(u_f + R_f * h, threshold=40)
+        return variant(h, torch.tanh(u_k + R_k * h), rate, dt[..., None])
+
+    return {"recurrence": recurrence}
+
+
+def gated(h: Tensor, k: Tensor, gate: Tensor) -> Tensor:
+    return gate * h + (1 - gate) * k
+
+
+def moved(h: Tensor, k: Tensor, rate: Tensor, dt: Tensor) -> Tensor:
+    return h + torch.expm1(-rate * dt) * (h - k)
+
+
+def fed_through(api: dict[str, Any]) -> dict[str, Any]:
+    """Solvers for inputs that carry their time gaps in the last column."""
+    return {name: fed(function) for name, function in api.items()}
+
+
+def late_gaps(cell, x, config, options):
+    """Every step is given the gap of the step before."""
+    options["dt"] = options["dt"].roll(1, 1)
+    return cell, x, config, options
 
 
 def without_bias(self, x: Tensor) -> Tensor:
@@ -475,6 +536,39 @@ def mutants() -> Iterator[Mutant]:
                  nlru(lambda h, a, i, n: a.exp() * h - torch.expm1(a) * i * n))  # fmt: skip
     yield Mutant("dropped scale", "a h + i n", NLRU, ("equation", "agreement"),
                  nlru(lambda h, a, i, n: a.exp() * h + i * n))  # fmt: skip
+    yield Mutant("full start", "the stabilizer of the empty state counts as 0", SLSTM,
+                 ("equation",), slstm(old=lambda log_f, m, n: log_f + m))  # fmt: skip
+    yield Mutant("forgotten stabilizer", "m not carried over", SLSTM, ("equation", "jacobian"),
+                 slstm(old=lambda log_f, m, n: log_f - 10_000 * torch.relu(1 - 2 * n)))  # fmt: skip
+    yield Mutant("minimum", "for the maximum", SLSTM, ("equation", "agreement"),
+                 slstm(top=torch.minimum))  # fmt: skip
+    yield Mutant("stabilizer without gradient", "m detached", SLSTM, ("jacobian", "gradients"),
+                 slstm(top=lambda a, b: torch.maximum(a, b).detach()))  # fmt: skip
+    yield Mutant("forget gate without logarithm", "σ for log σ", SLSTM, ("equation", "agreement"),
+                 slstm(log_forget=torch.sigmoid))  # fmt: skip
+    yield Mutant("no normalizer", "o c for o c / n", SLSTM, ("equation", "jacobian"),
+                 slstm(out=lambda o, c, n: o * c))  # fmt: skip
+    yield Mutant("epsilon", "o c / (n + 1e-6)", SLSTM, ("equation",),
+                 slstm(out=lambda o, c, n: o * c / (n + 1e-6)))  # fmt: skip
+    yield Mutant("early forgetting", "n forgets what it counts now", SLSTM, ("equation", "agreement"),
+                 slstm(normalizer=lambda f, n, i: f * (n + i)))  # fmt: skip
+    yield Mutant("timeless gate", "σ(−f) for σ(−f Δt)", CFC, ("time-gap", "equation"),
+                 cfc(lambda f, g, k, dt: gated(g, k, torch.sigmoid(-f))))  # fmt: skip
+    yield Mutant("gate the other way", "σ(f Δt)", CFC, ("equation", "agreement"),
+                 cfc(lambda f, g, k, dt: gated(g, k, torch.sigmoid(f * dt))))  # fmt: skip
+    yield Mutant("gap without gradient", "dt detached", CFC, ("gradients", "time-gap"),
+                 cfc(lambda f, g, k, dt: gated(g, k, torch.sigmoid(-f * dt.detach()))))  # fmt: skip
+    yield Mutant("half a step in no time", "σ(−rate Δt) for its exponential", TIMED,
+                 ("time-gap", "equation"),
+                 timed(lambda h, k, rate, dt: gated(h, k, torch.sigmoid(-rate * dt))))  # fmt: skip
+    yield Mutant("cancelling decay", "1 − exp(−x)", TIMED, ("time-gap",),
+                 timed(lambda h, k, rate, dt: gated(h, k, torch.exp(-rate * dt))))  # fmt: skip
+    yield Mutant("least gap", "gaps below 1e-8 count as 1e-8", TIMED, ("time-gap",),
+                 timed(lambda h, k, rate, dt: moved(h, k, rate, dt.clamp_min(1e-8))))  # fmt: skip
+    yield Mutant("Euler step", "rate Δt for 1 − exp(−rate Δt)", TIMED, ("equation", "time-gap"),
+                 timed(lambda h, k, rate, dt: gated(h, k, 1 - rate * dt)))  # fmt: skip
+    yield Mutant("late gaps", "the gap of the step before", TIMED, ("agreement", "time-gap"),
+                 api=fed_through(asking(late_gaps)))  # fmt: skip
     yield Mutant("wrong twice", "Spec and step agree on z h + (1 − z) n", DIAG, ("equation",),
                  factory=lambda: SwappedTwice(5, 6))  # fmt: skip
     yield Mutant("dropped bias", "drives without b", DIAG, ("equation",), {"drives": without_bias})

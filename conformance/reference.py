@@ -17,6 +17,29 @@ from torch import Tensor, nn
 DIGITS = 50
 
 
+def apart(cell: nn.Module, x: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Inputs without their last column, and that column as ``dt``, for a cell with time gaps.
+
+    The suite carries time gaps in the last column of every input, so that whatever it does to
+    inputs (cut, permute, differentiate) happens to them, too.
+    """
+    if getattr(getattr(cell, "spec", None), "gap", None) is None or not isinstance(x, Tensor):
+        return x, {}
+    return x[..., :-1], {"dt": x[..., -1]}
+
+
+def advance(cell: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+    """``cell.step``, with time gaps in the last column of ``x``."""
+    x, more = apart(cell, x)
+    return cell.step(h, x, **more)
+
+
+def drives(cell: nn.Module, x: Tensor) -> Tensor:
+    """``cell.drives``, with time gaps as they are in the last column of ``x``."""
+    x, more = apart(cell, x)
+    return torch.cat([cell.drives(x), *(dt[..., None] for dt in more.values())], -1)
+
+
 def loop(
     cell: nn.Module, x: Tensor, h0: Tensor | None = None, resets: Tensor | None = None
 ) -> Tensor:
@@ -27,7 +50,7 @@ def loop(
         if resets is not None:
             mask = resets[:, t].reshape(-1, *[1] * (h.ndim - 1))
             h = torch.where(mask, torch.zeros_like(h), h)
-        h = cell.step(h, x[:, t])
+        h = advance(cell, h, x[:, t])
         states.append(h)
     return torch.stack(states, 1) if states else start(cell, x)[:, None][:, :0]
 
@@ -45,7 +68,7 @@ def shifted(states: Tensor, h0: Tensor) -> Tensor:
 
 def stepwise(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
     """``f(h_{t-1}, x_t)`` for all t at once."""
-    flat = cell.step(previous.flatten(0, 1), x.flatten(0, 1))
+    flat = advance(cell, previous.flatten(0, 1), x.flatten(0, 1))
     return flat.reshape(previous.shape)
 
 
@@ -165,13 +188,71 @@ def m2rnn(h: list, u: list, maps: list) -> list:
     return out
 
 
+def _slstm(state: list, u: list, maps: list, log_forget: Callable[[Any], Any]) -> list:
+    """Beck et al., arXiv:2405.04517, section 2.2, stabilised; the drives come in the order i, f, z,
+    o. Nothing is kept of an empty state (n below 1/2)."""
+    c, n, m, h = state
+    d = len(h)
+    r_i, r_f, r_z, r_o = maps
+    out: list[list] = [[], [], [], []]
+    for j in range(d):
+        log_i = r_i[j] * h[j] + u[j]
+        log_f = log_forget(r_f[j] * h[j] + u[d + j])
+        z = mpmath.tanh(r_z[j] * h[j] + u[2 * d + j])
+        o = _sigmoid(r_o[j] * h[j] + u[3 * d + j])
+        empty = n[j] < 0.5
+        top = log_i if empty else max(log_f + m[j], log_i)
+        i = mpmath.exp(log_i - top)
+        f = mpmath.mpf(0) if empty else mpmath.exp(log_f + m[j] - top)
+        c_new, n_new = f * c[j] + i * z, f * n[j] + i
+        for slot, value in zip(out, (c_new, n_new, top, o * c_new / n_new), strict=True):
+            slot.append(value)
+    return out
+
+
+def slstm_sigmoid(state: list, u: list, maps: list) -> list:
+    return _slstm(state, u, maps, lambda x: mpmath.log(_sigmoid(x)))
+
+
+def slstm_exp(state: list, u: list, maps: list) -> list:
+    return _slstm(state, u, maps, lambda x: mpmath.log(mpmath.exp(x)))
+
+
+def cfc_published(h: list, u: list, maps: list) -> list:
+    """Hasani et al., Nature Machine Intelligence 2022; the drives come in the order f, g, k, Δt."""
+    d, dt = len(h), u[-1]
+    f, g, k = ([maps[w][j] * h[j] + u[w * d + j] for j in range(d)] for w in range(3))
+    gate = [_sigmoid(-x * dt) for x in f]
+    return [gate[j] * mpmath.tanh(g[j]) + (1 - gate[j]) * mpmath.tanh(k[j]) for j in range(d)]
+
+
+def cfc_consistent(h: list, u: list, maps: list) -> list:
+    """The same with ``exp(−softplus(f) Δt)`` for the gate and the old state for g."""
+    d, dt = len(h), u[-1]
+    f, k = ([maps[w][j] * h[j] + u[w * d + j] for j in range(d)] for w in range(2))
+    kept = [mpmath.exp(-mpmath.log(1 + mpmath.exp(x)) * dt) for x in f]
+    return [kept[j] * h[j] + (1 - kept[j]) * mpmath.tanh(k[j]) for j in range(d)]
+
+
 EQUATIONS: dict[str, Callable[[list, list, list], list]] = {
     "ParaGRU[diag]": gru_diag,
     "ParaGRU[head]": gru_head,
-    "ParaM2RNN": m2rnn,
     "ParaLSTM": lstm,
     "ParaNLRU": nlru,
+    "ParaSLSTM[sigmoid]": slstm_sigmoid,
+    "ParaSLSTM[exp]": slstm_exp,
+    "ParaCfC[published]": cfc_published,
+    "ParaCfC[consistent]": cfc_consistent,
+    "ParaM2RNN": m2rnn,
 }
+
+LIMITS: dict[str, Callable[[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]] = {
+    "ParaCfC[published]": lambda h, u, r: (
+        (torch.tanh(r[1] * h + u[1]) + torch.tanh(r[2] * h + u[2])) / 2
+    ),
+    "ParaCfC[consistent]": lambda h, u, r: h,
+}
+"""What a step is when no time has passed, as the card says: of state, drives and weights."""
 
 
 def exact(values: Any) -> Any:
@@ -189,4 +270,6 @@ def written_out(name: str, cell: nn.Module, h: Tensor, x: Tensor) -> np.ndarray:
     with mpmath.workdps(DIGITS):
         weight, bias = exact(cell.in_proj.weight), exact(cell.in_proj.bias)
         maps = [exact(p) for p in cell.recurrent_params()]
-        return np.array(equation(exact(h), _affine(weight, bias, exact(x)), maps), dtype=object)
+        x, more = apart(cell, x)
+        u = _affine(weight, bias, exact(x)) + [exact(dt) for dt in more.values()]
+        return np.array(equation(exact(h), u, maps), dtype=object)

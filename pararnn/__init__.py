@@ -27,10 +27,12 @@ _HOMES = {
     "pararnn.cells": (
         "Cell",
         "CellEntry",
+        "ParaCfC",
         "ParaGRU",
         "ParaLSTM",
         "ParaM2RNN",
         "ParaNLRU",
+        "ParaSLSTM",
         "cell_names",
         "get_cell",
         "m2rnn_gates",
@@ -55,10 +57,12 @@ __all__ = sorted([*_HOME_OF, "__version__"])
 if TYPE_CHECKING:
     from .cells import Cell as Cell
     from .cells import CellEntry as CellEntry
+    from .cells import ParaCfC as ParaCfC
     from .cells import ParaGRU as ParaGRU
     from .cells import ParaLSTM as ParaLSTM
     from .cells import ParaM2RNN as ParaM2RNN
     from .cells import ParaNLRU as ParaNLRU
+    from .cells import ParaSLSTM as ParaSLSTM
     from .cells import cell_names as cell_names
     from .cells import get_cell as get_cell
     from .cells import m2rnn_gates as m2rnn_gates

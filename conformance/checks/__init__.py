@@ -9,7 +9,7 @@ from ..context import Context
 
 Check = Callable[[Context], None]
 CHECKS: dict[str, Check] = {}
-MODULES = ("equations", "solving", "proofs", "gradients", "sequences", "robustness")
+MODULES = ("equations", "solving", "proofs", "gradients", "sequences", "gaps", "robustness")
 
 
 def checks(slug: str) -> Callable[[Check], Check]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..context import Context, NotApplicable, box, error
-from ..reference import DIGITS, EQUATIONS, jacobians, written_out
+from ..reference import DIGITS, EQUATIONS, advance, jacobians, written_out
+from ..reference import drives as packed
 from . import checks
 
 STEP = 1e-13  # float64, one step: about 10 + n roundings of 1.1e-16, each damped by the gates
@@ -18,7 +19,7 @@ STEP = 1e-13  # float64, one step: about 10 + n roundings of 1.1e-16, each dampe
 
 def arrays(cell: nn.Module, h: Tensor, x: Tensor) -> tuple:
     """State, drives and recurrent parameters of the Spec's oracle, as float64 arrays."""
-    drives = tuple(u.detach().double().cpu().numpy() for u in cell.split(cell.drives(x)))
+    drives = tuple(u.detach().double().cpu().numpy() for u in cell.split(packed(cell, x)))
     params = tuple(p.detach().double().cpu().numpy() for p in cell.recurrent_params())
     return h.detach().double().cpu().numpy(), drives, params
 
@@ -40,7 +41,7 @@ def equation(ctx: Context) -> None:
         if scale < 1:  # drives and states near zero: a tanh with cancellation loses its digits
             nn.init.zeros_(cell.in_proj.bias)
         x, h = ctx.inputs(cell, 4, 1, scale)[:, 0], min(scale, 1.0) * ctx.state(cell, 4)
-        by_hand = cell.step(h, x).detach().cpu()
+        by_hand = advance(cell, h, x).detach().cpu()
         state, drives, params = arrays(cell, h, x)
         derived = ctx.api.step(spec, state, drives, params)
         ctx.within(
@@ -156,11 +157,13 @@ def bounds(ctx: Context) -> None:
     low, high = declared
     lowest = torch.where(low.isinf(), high.clamp_max(4.0) - 8, low).cpu()  # to sample from
     highest = torch.where(high.isinf(), lowest.to(high) + 8, high).cpu()
+    gap = {"gap": 8.4} if spec.gap is not None else {}  # the largest that is drawn below
     for gain, _ in itertools.product((1.0, 4.0), ctx.rounds(2)):
         cell = ctx.cell(gain=gain)
         params = tuple(p.detach().cpu().numpy() for p in cell.recurrent_params())
         first, second = (
-            torch.tensor(b).flatten() for b in ctx.api.derivative_bounds(spec, params, cell.sizes)
+            torch.tensor(b).flatten()
+            for b in ctx.api.derivative_bounds(spec, params, cell.sizes, **gap)
         )
         ctx.require(
             bool(first.isfinite().all() and second.isfinite().all()), "got an infinite bound"
@@ -172,7 +175,9 @@ def bounds(ctx: Context) -> None:
         )
         h = torch.cat([torch.where(corners, lowest, highest), inside]).to(ctx.device)
         x = ctx.inputs(cell, 2 * n, 1)[:, 0] * ctx.uniform(2 * n, 1, high=4.0).to(ctx.device)
-        following = cell.step(h, x)
+        if gap:
+            x[:, -1] = x[:, -1].abs()
+        following = advance(cell, h, x)
         outside = torch.maximum(following - high, low - following).max()
         ctx.within("step out of the invariant box", outside, 1e-15)
         rows, curvature = derivatives(cell, h, x)
@@ -186,7 +191,7 @@ def derivatives(cell: nn.Module, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """For every sample and output: the row sum of ``|J|``, and a lower bound of the largest
     ``|vᵀ H w|`` over sign vectors v, w, by alternating maximization."""
     h = h.detach().requires_grad_()
-    out = cell.step(h, x).flatten(1)
+    out = advance(cell, h, x).flatten(1)
     rows, curvature = [], []
     for i in range(out.shape[1]):
         (gradient,) = torch.autograd.grad(out[:, i].sum(), h, create_graph=True)

@@ -12,7 +12,7 @@ from pararnn import NewtonConfig
 from pararnn.spec import oracle
 
 from ..context import Context, NotApplicable, converted, error
-from ..reference import DIGITS, block_bidiagonal, jacobians, loop, shifted
+from ..reference import DIGITS, block_bidiagonal, drives, jacobians, loop, shifted
 from . import checks
 from .solving import formed
 
@@ -62,7 +62,8 @@ def quadratic(ctx: Context) -> None:
     x, h0 = ctx.inputs(cell, 2, 24), ctx.state(cell, 2)
     truth = loop(cell, x, h0).detach()
     params = tuple(p.detach().cpu().numpy() for p in cell.recurrent_params())
-    curvature = float(np.max(ctx.api.derivative_bounds(spec, params, cell.sizes)[1]))
+    gap = {"gap": float(x[..., -1].max())} if spec.gap is not None else {}
+    curvature = float(np.max(ctx.api.derivative_bounds(spec, params, cell.sizes, **gap)[1]))
     iterate, gap = None, math.inf
     for count in range(7):
         config = NewtonConfig(max_iters=count, jacobian="exact", on_divergence="ignore")
@@ -81,11 +82,11 @@ def quadratic(ctx: Context) -> None:
 
 def true_states(cell, u: torch.Tensor, h0: torch.Tensor) -> torch.Tensor:
     """The trajectory of the given drives in :data:`DIGITS` digits, rounded to float64."""
-    drives = tuple(d.detach().double().cpu().numpy() for d in cell.split(u))
+    parts = tuple(d.detach().double().cpu().numpy() for d in cell.split(u))
     params = tuple(p.detach().double().cpu().numpy() for p in cell.recurrent_params())
     with mpmath.workdps(DIGITS):
         state = h0.detach().double().cpu().numpy()
-        states = oracle.sequence(cell.spec, state, drives, params, "mpmath")
+        states = oracle.sequence(cell.spec, state, parts, params, "mpmath")
     return torch.from_numpy(states.astype(np.float64))
 
 
@@ -104,7 +105,7 @@ def certificate(ctx: Context) -> None:
         for dtype in ctx.wide_dtypes():
             narrow = converted(cell, dtype)
             given, initial = x.to(dtype), h0.to(dtype)
-            truth = true_states(narrow, narrow.drives(given), initial).to(ctx.device)
+            truth = true_states(narrow, drives(narrow, given), initial).to(ctx.device)
             for method, chunk, counts in (
                 ("newton", None, (None, 0, 1, 2, 3)),
                 ("shooting", 5, (None, 1, 3)),

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import pararnn
 from pararnn import NewtonConfig
 
 from ..context import Context, NotApplicable, converted, error, tolerance
-from ..reference import amplification, loop
+from ..reference import advance, amplification, apart, loop
+from ..reference import drives as packed
 from . import checks
 from .gradients import by_loop, gradient_tolerance, gradients, runs
 from .sequences import WAYS
@@ -129,7 +131,7 @@ def half_precision(ctx: Context) -> None:
             twin = converted(cell, torch.float32)
             x = ctx.inputs(cell, 3, 29)
             h0 = ctx.state(twin, 3)
-            u = cell.drives(x).detach()
+            u = packed(cell, x).detach()
             for label, options in WAYS:
                 narrow = ctx.api.solve(cell, h0=h0, drives=u, **options)
                 wide = ctx.api.solve(twin, h0=h0, drives=u.float(), **options)
@@ -227,11 +229,14 @@ def errors(ctx: Context) -> None:
     }
     if hasattr(cell, "spec"):  # without one, the module's own step judges its input
         cases |= {
-            "x too wide": (lambda: solve(cell, torch.zeros(2, 5, cell.d_in + 1).to(x)), ValueError),
+            "x too wide": (
+                lambda: solve(cell, torch.zeros(2, 5, x.shape[-1] + 1).to(x)),
+                ValueError,
+            ),
             "x in another dtype": (lambda: solve(cell, x.double()), TypeError),
-            "step: h of a wrong shape": (lambda: cell.step(wrong, x[:, 0]), ValueError),
-            "step: h of integers": (lambda: cell.step(h0.long(), x[:, 0]), TypeError),
-            "step: batches that differ": (lambda: cell.step(h0[:1], x[:, 0]), ValueError),
+            "step: h of a wrong shape": (lambda: advance(cell, wrong, x[:, 0]), ValueError),
+            "step: h of integers": (lambda: advance(cell, h0.long(), x[:, 0]), TypeError),
+            "step: batches that differ": (lambda: advance(cell, h0[:1], x[:, 0]), ValueError),
             "step: neither x nor drives": (lambda: cell.step(h0), TypeError),
             "an integer dtype": (
                 lambda: type(cell)(**cell.hyperparameters(), dtype=torch.int64),
@@ -241,6 +246,20 @@ def errors(ctx: Context) -> None:
             "d_in=2.5": (lambda: cell.rebuilt(d_in=2.5), TypeError),
             "d_in=None": (lambda: cell.rebuilt(d_in=None), TypeError),
         }
+        given, more = apart(cell, x)
+        plain = pararnn.solve
+        cases |= {
+            "time gaps missing": (lambda: plain(cell, given), TypeError),
+            "time gaps of a wrong shape": (lambda: plain(cell, given, dt=x), ValueError),
+            "time gaps of integers": (lambda: plain(cell, given, dt=x[..., 0].long()), TypeError),
+            "time gaps in another dtype": (
+                lambda: plain(cell, given, dt=x[..., -1].double()),
+                TypeError,
+            ),
+            "time gaps of step missing": (lambda: cell.step(h0, given[:, 0]), TypeError),
+        } if more else {
+            "time gaps not wanted": (lambda: plain(cell, x, dt=x[..., 0]), TypeError),
+        }  # fmt: skip
     if "heads" in getattr(cell, "sizes", {}):
         cases["heads that do not divide"] = (lambda: cell.rebuilt(n_heads=4), ValueError)
     for label, (action, expected) in cases.items():

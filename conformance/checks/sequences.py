@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pararnn import NewtonConfig
 
 from ..context import Context, converted, error, tolerance
-from ..reference import amplification, loop, start
+from ..reference import amplification, apart, loop, start
 from . import checks
 from .solving import name
 
@@ -78,10 +78,11 @@ def layer_streaming(ctx: Context, cell: nn.Module, x: Tensor, bound: float) -> N
     if not hasattr(cell, "spec"):
         return
     layer = ctx.api.layer(cell)
-    output, final = layer(x)
+    x, more = apart(cell, x)
+    output, final = layer(x, **more)
     state, outputs = None, []
     for t in range(x.shape[1]):
-        y, state = layer.step(x[:, t], state)
+        y, state = layer.step(x[:, t], state, **{k: v[:, t] for k, v in more.items()})
         outputs.append(y)
     ctx.within("ParaRNN.step − forward", error(torch.stack(outputs, 1), output), bound)
     state = torch.stack(tuple(state)) if not isinstance(state, Tensor) else state

@@ -34,6 +34,7 @@ NUMBERS = {
     "constraint": 25,
     "errors": 26,
     "nan-containment": 27,
+    "time-gap": 28,
 }
 
 

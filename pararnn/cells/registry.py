@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from .cell import Cell
 from .facts import Facts
+from .para_cfc import ParaCfC
 from .para_gru import ParaGRU
 from .para_lstm import ParaLSTM
 from .para_m2rnn import ParaM2RNN
 from .para_nlru import ParaNLRU
+from .para_slstm import ParaSLSTM
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,34 @@ CELLS: dict[str, CellEntry] = {
             ParaNLRU.facts,
             ParaNLRU.facts.fidelity,
             lambda d_in=5, width=6, **kw: ParaNLRU(d_in, width, **kw),
+        ),
+        CellEntry(
+            "ParaSLSTM[sigmoid]",
+            "para_slstm",
+            ParaSLSTM.facts,
+            ParaSLSTM.facts.fidelity,
+            lambda d_in=5, width=6, **kw: ParaSLSTM(d_in, width, forget="sigmoid", **kw),
+        ),
+        CellEntry(
+            "ParaSLSTM[exp]",
+            "para_slstm",
+            ParaSLSTM.facts,
+            ParaSLSTM.facts.fidelity,
+            lambda d_in=5, width=6, **kw: ParaSLSTM(d_in, width, forget="exp", **kw),
+        ),
+        CellEntry(
+            "ParaCfC[published]",
+            "para_cfc",
+            ParaCfC.facts,
+            ParaCfC.facts.fidelity,
+            lambda d_in=5, width=6, **kw: ParaCfC(d_in, width, form="published", **kw),
+        ),
+        CellEntry(
+            "ParaCfC[consistent]",
+            "para_cfc",
+            ParaCfC.facts,
+            ParaCfC.facts.fidelity,
+            lambda d_in=5, width=6, **kw: ParaCfC(d_in, width, form="consistent", **kw),
         ),
         CellEntry(
             "ParaM2RNN",
