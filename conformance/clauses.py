@@ -314,7 +314,7 @@ CLAUSES: tuple[Clause, ...] = (
         "bound, so that no entry gets stuck there.",
         "exact for clipping; 1e-14 for the spectral norm",
         "Clipping has no rounding. The norm comes from an SVD, accurate to a few roundoffs.",
-        "Weights three times the usual size, bound 0.7.",
+        "Weights six times the usual size, bound 0.7.",
     ),
     Clause(
         26,
