@@ -37,7 +37,7 @@ def nlru_spec() -> Spec:
         r = s.let("r", sigmoid(u_r))
         i = s.let("i", sigmoid(u_i))
         rate = sympy.Mul(SHARPNESS, softplus(Lambda), r)
-        decay = s.let("l", rate + sympy.Integer(10) ** -24, latex=r"\ell")
+        decay = s.let("l", rate + sympy.Float(10) ** -24, latex=r"\ell")
         a = s.let("a", exp(-decay))
         q = s.let("q", tanh(decay) * (1 + a**2))
         n = s.let("n", tanh(w(h) + u_n))

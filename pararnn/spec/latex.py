@@ -42,6 +42,8 @@ class LatexPrinter:
         """LaTeX and binding strength: 1 sum, 2 product, 3 atom."""
         if isinstance(expr, sympy.Symbol):
             return self.symbols(expr)
+        if isinstance(expr, sympy.Float) and float(expr).is_integer():
+            expr = sympy.Integer(int(expr))
         if isinstance(expr, sympy.Rational):
             text = sympy.latex(expr)
             return text, 3 if expr >= 0 else 1

@@ -56,6 +56,7 @@ def authored(build):
         (lambda h, u, z: h**2 + u, r"h_{t-1}^{2} + u_t"),
         (lambda h, u, z: 2 * h, r"2 h_{t-1}"),
         (lambda h, u, z: h + sympy.Integer(10) ** -24, r"h_{t-1} + 10^{-24}"),
+        (lambda h, u, z: h + sympy.Float(10) ** -24, r"h_{t-1} + 10^{-24}"),
         (lambda h, u, z: h * (1 + u**2) ** -2, r"\frac{h_{t-1}}{(1 + u_t^{2})^{2}}"),
         (lambda h, u, z: tanh(sigmoid(u) * h), r"\tanh(\sigma(u_t) \odot h_{t-1})"),
     ],
