@@ -8,6 +8,7 @@ import sympy
 from pararnn.cells.para_gru import gru_spec
 from pararnn.cells.para_m2rnn import m2rnn_spec
 from pararnn.spec import Spec, sigmoid, tanh
+from pararnn.spec.factorize import factorize
 
 
 def lines(spec):
@@ -105,3 +106,22 @@ def test_greek_names_are_letters():
         (Lambda,) = s.params("Lambda")
         s.next(h, Lambda * h + mu_x)
     assert lines(s)[-1] == r"h_t = \Lambda \odot h_{t-1} + \mu_{x,t}"
+
+
+def test_the_printed_jacobian_is_the_derived_one(specimen):
+    """With new slot values put in, its coefficients are those that are proven and computed."""
+    spec = specimen.spec
+    edges, updates = factorize(spec, at_updates=True).edges, set(spec.factorization.outputs)
+
+    def put_in(target):
+        total = {}
+        for source, coefficient in edges[target].items():
+            inner = put_in(source) if source in updates else {source: sympy.Integer(1)}
+            for s, c in inner.items():
+                total[s] = total.get(s, 0) + coefficient * c
+        return total
+
+    for target, row in spec.factorization.edges.items():
+        found = put_in(target)
+        assert set(found) == set(row)
+        assert all(sympy.expand(found[s] - c) == 0 for s, c in row.items())
