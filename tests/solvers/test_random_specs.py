@@ -16,7 +16,7 @@ import torch
 from pararnn import Cell, NewtonConfig, Spec, SpecError, sequential_apply, solve
 from pararnn.solvers.certificate import certify
 from pararnn.solvers.task import prepare
-from pararnn.spec import cos, exp, log, sigmoid, sin, softplus, tanh
+from pararnn.spec import cos, exp, expm1, log, maximum, sigmoid, sin, softplus, tanh
 from pararnn.spec.bounds import derivative_bounds
 from pararnn.spec.declarations import Linear
 
@@ -24,6 +24,8 @@ FUNCTIONS = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "exp": torch.exp,
+    "expm1": torch.expm1,
+    "maximum": torch.maximum,
     "log": torch.log,
     "softplus": torch.nn.functional.softplus,
     "sin": torch.sin,
@@ -80,8 +82,9 @@ def interpret(spec, sizes, slots, drives, maps, params):
     return [values[s.next_symbol].expand(*lead, *full) for s in spec.slots]
 
 
-def invent(seed):
-    """A random Spec and sizes. Every expression contains a symbol."""
+def invent(seed, kinks):
+    """A random Spec and sizes. Every expression contains a symbol. With ``kinks``, there is a time
+    gap, and ``maximum`` occurs."""
     r = random.Random(seed)
     matrix = r.random() < 0.35
     axes = ("K", "V") if matrix else ("d",)
@@ -92,6 +95,8 @@ def invent(seed):
         pool = list(slots)
         for i in range(r.randint(1, 3)):
             pool += s.drives(f"u_{i}", axes=some())
+        if kinks:
+            pool += [s.time_gap("dt")] * 2
         for i in range(r.randint(0, 2)):
             pool += s.params(f"p_{i}", axes=some())
         rest = "right" if matrix else r.choice(("head", "dense"))
@@ -102,7 +107,16 @@ def invent(seed):
             if depth == 0 or r.random() < 0.15:
                 return r.choice(pool + slots)
             x = expression(depth - 1)
-            kind = r.randrange(18)
+            kind = r.randrange(24 if kinks else 18)
+            if kind >= 18:
+                return (
+                    lambda: maximum(x, expression(depth - 1)),
+                    lambda: maximum(r.choice(pool), x * r.choice(slots)),
+                    lambda: maximum(x, sympy.Rational(1, 4)),
+                    lambda: maximum(0, x) - x / 3,
+                    lambda: expm1(-(x**2)),
+                    lambda: expm1(sin(x)) * x,
+                )[kind - 18]()
             if kind < 9:
                 y = expression(depth - 1)
                 z = r.choice(pool)
@@ -142,8 +156,8 @@ def invent(seed):
     return s, sizes
 
 
-def build(seed):
-    spec, sizes = invent(seed)
+def build(seed, kinks):
+    spec, sizes = invent(seed, kinks)
     n, k, m = len(spec.slots), len(spec.drive_list), len(spec.map_list)
 
     class Interpreted(Cell):
@@ -162,17 +176,19 @@ def build(seed):
 SEEDS = [pytest.param(i, marks=pytest.mark.slow) if i >= 8 else i for i in range(80)]
 
 
+@pytest.mark.parametrize("kinks", [False, True], ids=["smooth", "kinks"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_states_derivatives_bounds_and_certificate(seed):
+def test_states_derivatives_bounds_and_certificate(seed, kinks):
     try:
-        cell = build(seed)
+        cell = build(seed, kinks)
     except SpecError as e:
         pytest.skip(f"refused: {e}")
     x = torch.randn(2, 9, 2, dtype=torch.float64, requires_grad=True)
     h0 = (2 * torch.rand(2, *cell.state_shape, dtype=torch.float64) - 1).requires_grad_()
     resets = torch.rand(2, 9) < 0.15
-    want = sequential_apply(cell, x, h0=h0, resets=resets)
-    inputs = [x, h0, *cell.parameters()]
+    timed = {"dt": (2 * torch.rand(2, 9, dtype=torch.float64)).requires_grad_()} if kinks else {}
+    want = sequential_apply(cell, x, h0=h0, resets=resets, **timed)
+    inputs = [x, h0, *timed.values(), *cell.parameters()]
     weight = torch.randn_like(want)
 
     def derivatives(states):
@@ -188,7 +204,7 @@ def test_states_derivatives_bounds_and_certificate(seed):
     for length, kind in ((1, "auto"), (4, "auto"), (4, "exact")):
         config = NewtonConfig(chunk_length=length, warmup=1, jacobian=kind)
         try:
-            s = solve(cell, x, config, method="shooting", h0=h0, resets=resets)
+            s = solve(cell, x, config, method="shooting", h0=h0, resets=resets, **timed)
         except ValueError as e:
             assert "not formed" in str(e)  # noqa: PT017
             continue
@@ -198,18 +214,22 @@ def test_states_derivatives_bounds_and_certificate(seed):
             torch.testing.assert_close(got / size, right / size, rtol=0, atol=1e-7)
 
     arrays = [p.detach().numpy() for p in cell.recurrent_params()]
-    limits = derivative_bounds(cell.spec, arrays, cell.sizes)
+    limits = derivative_bounds(cell.spec, arrays, cell.sizes, gap=2.0)
     for _ in range(2):
         h = 2 * torch.rand(1, *cell.state_shape, dtype=torch.float64) - 1
         v, along = torch.randn_like(h).sign(), torch.zeros((), dtype=torch.float64)
         along.requires_grad_()
-        out = cell.step(h + along * v, 3 * torch.randn(1, 2, dtype=torch.float64)).reshape(-1)
+        now = {name: t[:1, 0].detach() for name, t in timed.items()}
+        x_t = 3 * torch.randn(1, 2, dtype=torch.float64)
+        out = cell.step(h + along * v, x_t, **now).reshape(-1)
         for i, o in enumerate(out):
             d, *_ = torch.autograd.grad(o, along, create_graph=True)
             bent = torch.autograd.grad(d, along, retain_graph=True)[0] if d.requires_grad else 0.0
             for value, limit in zip((d, bent), limits, strict=True):
                 assert abs(float(value)) <= limit.reshape(-1)[i] * (1 + 1e-9) + 1e-12
 
-    task = prepare(cell, x.detach(), h0.detach(), resets)
+    task = prepare(
+        cell, x.detach(), h0.detach(), resets, **{k: t.detach() for k, t in timed.items()}
+    )
     for size in (1e-9, 1e-5):
         assert certify(task, want.detach() + size).error_bound >= size * (1 - 1e-6)
