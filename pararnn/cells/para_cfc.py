@@ -175,6 +175,8 @@ class ParaCfC(Cell):
         "forgets the old state but for what g and k know of it; form='consistent' goes to the old "
         "state. As Δt grows, both go to k where f is positive.",
         notes=(
+            "The gate of the authors' code is σ(a Δt + b) with a second head b, which the paper's "
+            "equation does not have; neither has this cell.",
             "w is computed as -expm1(-softplus(f) Δt), so that a gap of 1e-6 moves the state by all "
             "its digits, in float32 too.",
             "A negative gap is an error on the CPU. On a GPU it is not checked, because the check "

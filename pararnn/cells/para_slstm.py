@@ -179,9 +179,9 @@ class ParaSLSTM(Cell):
             ),
             Deviation(
                 "The zero state is empty: its stabilizer counts as minus infinity",
-                "the paper's stabilizer starts at 0, with which both stabilised quantities "
-                "underflow to 0/0 if the first input gates are below exp(-87) (float32). The "
-                "authors' code makes the same exception",
+                "with a stabilizer that starts at 0, both stabilised quantities underflow to 0/0 "
+                "where the first input gates are below exp(-87) (float32). The authors' code makes "
+                "such an exception, when the whole state is zero",
                 "in exact arithmetic none on c/n and h; c, n and m have another common scale",
                 "equation",
             ),
