@@ -7,26 +7,13 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 # -- scalar functions, one a row of pararnn.spec.primitives ------------------------------------
-
-
-@triton.jit
-def square(x):
-    return x * x
-
-
-@triton.jit
-def zero(x):
-    return x * 0
-
-
-@triton.jit
-def diagonal_t(w, x):
-    return w * x
+#
+# In float32 each is accurate to a few roundings, relative to its value, at every argument, from two
+# instructions of the machine (2^x and 1/x) and short polynomials. Float64 uses CUDA's own library.
 
 
 @triton.jit
 def exp2(x):
-    """2 to the power of x; in float32 the machine's instruction, with 2 roundings."""
     if x.dtype == tl.float32 and not INTERPRETED:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -37,7 +24,6 @@ def exp2(x):
 
 @triton.jit
 def reciprocal(x):
-    """1/x; in float32 the machine's instruction, with 1 rounding."""
     if x.dtype == tl.float32 and not INTERPRETED:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -47,8 +33,28 @@ def reciprocal(x):
 
 
 @triton.jit
-def exp(x):
-    return tl.exp(x)
+def square(x):
+    return x * x
+
+
+@triton.jit
+def zero(x):
+    return tl.zeros_like(x)
+
+
+@triton.jit
+def ratio(p: tl.constexpr, q: tl.constexpr):
+    return p / q
+
+
+@triton.jit
+def diagonal_t(w, x):
+    return w * x
+
+
+@triton.jit
+def sqrt(x):
+    return tl.sqrt(x)
 
 
 @triton.jit
@@ -61,14 +67,92 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
+    # 1 - 2/(1 + e) rounds to multiples of an ulp of 1, so small arguments take odd polynomials.
+    y = x * x
     if x.dtype == tl.float32:
-        # 1 - 2/(1 + e) rounds to multiples of 2⁻²⁴, so small arguments take an odd polynomial.
         large = 1 - 2 * reciprocal(1 + exp2(x * 2.8853900817779268))
-        y = x * x
         p = -0.33332947 + y * (0.13320725 + y * (-0.052671812 + y * 0.016437579))
         return tl.where(tl.abs(x) < 0.55, x + x * y * p, large)
     else:
-        return 1 - 2 / (1 + tl.exp(2 * x))
+        large = 1 - 2 / (1 + tl.exp(2 * x))
+        p = y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835 - y * (1382 / 155925)))))
+        return tl.where(tl.abs(x) < 0.04, x + x * p, large)
+
+
+@triton.jit
+def exp(x):
+    if x.dtype == tl.float32:
+        # x·log2(e) in two parts: rounding it alone would cost |x| ulps.
+        x = tl.where(x > 89, 89.0, tl.where(x < -104, -104.0, x))
+        high = x * 1.44269502
+        low = tl.fma(x, 1.44269502, -high) + x * 1.925963e-8
+        return exp2(high) * (1 + low * 0.69314718)
+    else:
+        return tl.exp(x)
+
+
+@triton.jit
+def expm1(x):
+    if x.dtype == tl.float32:
+        t = tanh(x * 0.5)
+        return tl.where(x < 0.5, 2 * t * reciprocal(1 - t), exp(x) - 1)
+    else:
+        u = tl.exp(x)
+        near = tl.where(u == 1, x, (u - 1) * x / tl.where(u == 1, 1.0, tl.log(u)))
+        return tl.where(tl.abs(x) < 0.5, near, u - 1)
+
+
+@triton.jit
+def twice_atanh(s):
+    """``log((1+s)/(1-s))`` for ``|s| ≤ 1/3``, in float32."""
+    y = s * s
+    p = 2 / 9 + y * (2 / 11 + y * (2 / 13 + y * (2 / 15)))
+    return s * (2 + y * (2 / 3 + y * (2 / 5 + y * (2 / 7 + y * p))))
+
+
+@triton.jit
+def softplus(x):
+    e = exp(-tl.abs(x))
+    if x.dtype == tl.float32:
+        tail = twice_atanh(e * reciprocal(2 + e))
+    else:
+        u = 1 + e
+        tail = tl.where(u == 1, e, tl.log(u) * e / tl.where(u == 1, 1.0, u - 1))
+    return tl.where(x > 0, x, 0.0) + tl.where(x == x, tail, x)
+
+
+@triton.jit
+def log(x):
+    if x.dtype == tl.float32:
+        # x = 2^k·m with m in [2/3, 4/3)
+        bits = x.to(tl.int32, bitcast=True)
+        k = (bits - 0x3F2AAAAB) >> 23
+        m = (bits - (k << 23)).to(tl.float32, bitcast=True)
+        value = k.to(tl.float32) * 0.69314718 + twice_atanh((m - 1) * reciprocal(m + 1))
+        usual = (x >= 1.1754944e-38) & (x < float("inf"))
+        return tl.where(usual, value, tl.log(x))
+    else:
+        return tl.log(x)
+
+
+@triton.jit
+def sin(x):
+    return tl.sin(x)
+
+
+@triton.jit
+def cos(x):
+    return tl.cos(x)
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.where((a >= b) | (a != a), a, b)
+
+
+@triton.jit
+def heaviside(x):
+    return tl.where(x > 0, 1.0, tl.where(x == 0, 0.5, 0.0)).to(x.dtype)
 
 
 # -- lanes -------------------------------------------------------------------------------------

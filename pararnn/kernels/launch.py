@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,28 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..spec import Spec
+from .plan import Plan
 from .template import Template
 
 STATE = {torch.float32: tl.float32, torch.float64: tl.float64}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the sequence is cut, and how a program is laid out.
-
-    ``length`` steps a chunk, ``warmup`` steps for a guess, at most ``corrections`` Newton
-    corrections and then, if ``repair``, what is left in the order of time; ``block`` lanes a
-    program on ``warps`` warps, ``unroll`` steps in flight.
-    """
-
-    length: int
-    warmup: int = 32
-    corrections: int = 2
-    repair: bool = True
-    tol: float = 5e-7
-    block: int = 32
-    warps: int = 1
-    unroll: int = 8
 
 
 @lru_cache(maxsize=512)
@@ -99,14 +81,12 @@ class Problem:
             "BLOCK": plan.block,
             "ALIGNED": D % plan.block == 0,
             "DTYPE": STATE[self.dtype],
-            "num_warps": plan.warps,
+            "num_warps": 1,
         }
         return -(-u.shape[0] * D // plan.block), constants
 
 
-def run_forward(
-    problem: Problem, plan: Plan
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """States of the last slot ``(B, T, D)`` in the dtype of the drives, of the others
     ``(B, T, S-1, D)`` and after the last step ``(B, S, D)`` in the state's; and the record of
     mismatches ``(corrections + 1, chunks, blocks)``."""
@@ -114,14 +94,14 @@ def run_forward(
     (B, T, _), D = u.shape, problem.width
     found = kernels(problem.spec, plan.unroll, problem.resets is not None)
     template = found["template"]
-    chunks = -(-T // plan.length)
+    chunks = plan.chunks(T)
     several = chunks > 1
     blocks, constants = problem.layout(plan)
-    new = {"device": u.device, "dtype": problem.dtype}
+    new = partial(torch.empty, device=u.device, dtype=problem.dtype)
     last = torch.empty(B, T, D, device=u.device, dtype=u.dtype)
-    others = torch.empty(B, T, S - 1, D, **new)
-    final = torch.empty(B, S, D, **new)
-    edges = torch.empty(2 * chunks * template.rows * B * D if several else 0, **new)
+    others = new(B, T, S - 1, D)
+    final = new(B, S, D)
+    edges = new(2 * chunks * template.rows * B * D if several else 0)
     miss = torch.empty(
         (plan.corrections + 1) * several, chunks, blocks, device=u.device, dtype=torch.float32
     )
@@ -133,10 +113,7 @@ def run_forward(
         meet = u.dtype == problem.dtype
         for k in range(plan.corrections):
             found["correct"][grid](*common, k, plan.tol, MEET=meet, **constants)
-        if plan.repair:
-            found["repair"][(blocks,)](
-                *common, plan.corrections, plan.tol, MEET=meet, **constants
-            )
+        found["repair"][(blocks,)](*common, plan.corrections, plan.tol, MEET=meet, **constants)
     return last, others, final, miss
 
 
@@ -149,7 +126,7 @@ def run_adjoint(
     rest: Tensor | None,
     final: Tensor | None,
     dt_grad: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Cotangents of ``u``, of ``dt`` by channel ``(B, T, D)``, of ``h0`` and of the parameters
     ``(P, D)``, from those of the last slot's states, of the others' and of the final state."""
     u, S = problem.u, problem.slots
@@ -157,18 +134,18 @@ def run_adjoint(
     grads = (grad is not None, rest is not None)
     found = kernels(problem.spec, plan.unroll, problem.resets is not None, grads)
     template = found["template"]
-    chunks = -(-T // plan.length)
+    chunks = plan.chunks(T)
     several = chunks > 1
     blocks, constants = problem.layout(plan)
-    new = {"device": u.device, "dtype": problem.dtype}
+    new = partial(torch.empty, device=u.device, dtype=problem.dtype)
     u_bar = torch.empty(B, T, width, device=u.device, dtype=u.dtype)
-    dt_bar = torch.empty(B, T, D, **new) if dt_grad else None
-    h0_bar = torch.empty(B, S, D, **new)
-    w_bar = torch.empty(chunks, len(problem.params), B, D, **new)
-    edges = torch.empty(chunks * (template.rows + 1) * B * D if several else 0, **new)
+    dt_bar = new(B if dt_grad else 0, T, D)
+    h0_bar = new(B, S, D)
+    w_bar = new(chunks, len(problem.params), B, D)
+    edges = new(chunks * (template.rows + 1) * B * D if several else 0)
     stored = [last, others] if S > 1 else [last]
     incoming = [g for g in (grad, rest) if g is not None]
-    outputs = [u_bar, *[dt_bar] * template.timed]
+    outputs: list[Any] = [u_bar, *[dt_bar if dt_grad else None] * template.timed]
     strides = list(grad.stride()) if grad is not None else []
     common = [*problem.inputs(), *stored, *incoming, *outputs, final, h0_bar, w_bar, edges]
     common += [B, T, plan.length, chunks, blocks]

@@ -21,8 +21,6 @@ recurrent parameters, ``m0 …`` cotangents of the slots, ``j01`` entry (0, 1) o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import sympy
 
 from ..spec import Spec
@@ -437,7 +435,9 @@ def repair(
         first of the sequence, with no state before it."""
         lines = self.fetch(u, f"-{steps}", condition)
         mask = f"mask=both(lane, {condition}, ALIGNED)" if condition else ANY
-        exists = " & ".join([f"({condition})"] * bool(condition) + [f"({steps} < ahead_top)"] * last)
+        exists = " & ".join(
+            [f"({condition})"] * bool(condition) + [f"({steps} < ahead_top)"] * last
+        )
         before = f"mask=both(lane, {exists}, ALIGNED)" if exists else ANY
         lines += [
             f"p{i}_{u} = tl.load({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots
@@ -499,9 +499,7 @@ def repair(
             last = u == U - 1
             units += [f"# step {u}", *self.backward_step(u, last)]
             units += self.fetch_back(u, str(u), None, last)
-        prologue = [
-            line for u in range(U) for line in self.fetch_back(u, str(u), f"{u} < n", True)
-        ]
+        prologue = [line for u in range(U) for line in self.fetch_back(u, str(u), f"{u} < n", True)]
         start = ", ".join(f"tl.zeros_like(m0) + {int(i == k)}" for i, k in self.product)
         out = ", ".join(x for x in (self.m, self.j, "size", self.v) if x)
         timed = ["if dt_bar is not None:", f"    dt_bar -= {U} * D"] if self.timed else []
@@ -678,7 +676,9 @@ def readjoint(
 
     def text(self) -> str:
         """Source of the module with all kernels; equal Specs, equal text."""
-        programs = [print_program(self.spec, p, "triton") for p in ("step", "step_jacobian", "adjoint")]
+        programs = [
+            print_program(self.spec, p, "triton") for p in ("step", "step_jacobian", "adjoint")
+        ]
         head = (
             f'"""Kernels of {self.spec.name}, from its Spec {self.spec.fingerprint[:12]}, by '
             'pararnn.kernels.template."""\n\n'

@@ -13,7 +13,7 @@ from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.certificate import certify
 from ..solvers.sequential import sequential_states
 from ..solvers.task import Task, prepare
-from .para_rnn import ParaRNN, output_of, takes_gaps
+from .para_rnn import ParaRNN, takes_gaps
 
 BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 LOOSEST = 1e-3
@@ -228,7 +228,7 @@ def _recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any
                 f"{prefix}cells[{i}]", cell, inner, state, resets, gaps, rnn.solver, settings
             )
             calls.append(call)
-            inner = output_of(cell, call.solution().states)
+            inner = call.solution().output
 
     return hook
 

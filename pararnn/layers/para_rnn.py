@@ -13,14 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.api import METHODS
-
-
-def output_of(cell: Any, states: Tensor) -> Tensor:
-    """What a layer passes on: the last slot if there are several, flattened to ``(..., width)``."""
-    shape = tuple(cell.state_shape)
-    if getattr(cell, "state_slots", 1) > 1:
-        states, shape = states[..., -1, :], shape[1:]
-    return states.flatten(-len(shape)) if len(shape) > 1 else states
+from ..solvers.task import output_of
 
 
 def takes_gaps(cell: Any) -> bool:
@@ -190,7 +183,7 @@ class ParaRNN(nn.Module):
                 cell, x, self.config, method=self.solver, h0=start, resets=resets, dt=gaps[i]
             )
             solutions.append(solution)
-            x = output_of(cell, solution.states)
+            x = solution.output
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         self.last_solutions = [s.detached() for s in solutions]

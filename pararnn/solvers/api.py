@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from .config import TOLERANCE, NewtonConfig, NewtonDivergenceError, NewtonWarning, Solution
 from .cost import chunk_length
 from .engine import Outcome, Plan, run
+from .fused import refusal, solve_fused
 from .implicit import Problem, Solve, linearized
 from .partition import Partition
 from .sequential import sequential_states
-from .task import Task, prepare
+from .task import Task, output_of, prepare
 from .walkers import CellWalker, Dynamics
 
 METHODS = ("auto", "sequential", "newton", "shooting")
@@ -152,56 +154,123 @@ def solve(
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {METHODS}.")
     task = prepare(cell, x, h0, resets, drives, dt)
-    total = task.u.shape[1]
-    numbers = task.h0.numel()
-    best, warmup = chunk_length(total, numbers, task.u.device.type)
-    if method == "sequential":
-        length, reason = max(total, 1), "asked for: loop over the hand-written step"
-        states, outcome = sequential_states(task), None
+    refused = refusal(task, config, method)
+    if refused is None:
+        solution = _fused(task, config, method)
+    elif config.backend == "fused":
+        raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
     else:
-        if method == "newton":
-            if config.chunk_length not in (None, 1):
-                raise ValueError(
-                    f"method='newton' has chunk_length 1, got {config.chunk_length}; use "
-                    "method='shooting'."
-                )
-            length, reason = 1, "asked for: Newton over single steps"
-        elif config.chunk_length is not None:
-            length = min(config.chunk_length, max(total, 1))
-            reason = f"asked for: chunk_length={config.chunk_length}"
-        else:
-            length = best
-            chunks = -(-total // length) if total else 0
-            reason = (
-                f"cost model: {total} steps × {numbers} numbers on {task.u.device.type} → "
-                f"{chunks} chunk{'s' if chunks != 1 else ''} of {length}"
-            )
-        states, outcome = _parallel(task, config, length, warmup)
-    final = states[:, -1].clone() if total else task.h0
-    chunks = -(-total // length) if total else 0
-    solution = Solution(
-        states=states.to(task.u.dtype),
-        final_state=final,
-        converged=outcome.converged if outcome else True,
-        iterations=outcome.iterations if outcome else 0,
-        passes=outcome.passes if outcome else 1.0,
-        residual=outcome.history[-1] if outcome else 0.0,
-        residual_history=tuple(outcome.history) if outcome else (0.0,),
-        error_bound=None,
-        method=_label(method, length, chunks),
-        chunk_length=length,
-        chunks=chunks,
-        fallback=outcome.fallback if outcome else False,
-        reason=reason,
-    )
-    if not solution.converged:
+        solution = _eager(task, config, method)
+    if solution.path == "eager" and not solution.converged:
         _report_divergence(solution, config)
     if config.certify:
         from .certificate import certify
 
-        bound = certify(task, states.detach()).error_bound
+        bound = certify(task, solution.states.detach()).error_bound
         solution = dataclasses.replace(solution, error_bound=bound)
     return solution
+
+
+def _length(task: Task, config: NewtonConfig, method: str) -> tuple[int | None, str]:
+    """The chunk length that was asked for, or None, and the reason to state."""
+    total = max(task.u.shape[1], 1)
+    if method == "sequential":
+        return total, "asked for: method='sequential'"
+    if method == "newton":
+        if config.chunk_length not in (None, 1):
+            raise ValueError(
+                f"method='newton' has chunk_length 1, got {config.chunk_length}; use "
+                "method='shooting'."
+            )
+        return 1, "asked for: Newton over single steps"
+    if config.chunk_length is not None:
+        return min(config.chunk_length, total), f"asked for: chunk_length={config.chunk_length}"
+    return None, "cost model"
+
+
+def _reason(task: Task, asked: str, length: int, chunks: int) -> str:
+    if asked != "cost model":
+        return asked
+    numbers = task.u.shape[0] * math.prod(task.cell.state_shape)
+    return (
+        f"cost model: {task.u.shape[1]} steps × {numbers} numbers on {task.u.device.type} → "
+        f"{chunks} chunk{'s' if chunks != 1 else ''} of {length}"
+    )
+
+
+def _fused(task: Task, config: NewtonConfig, method: str) -> Solution:
+    """Solve by the kernels."""
+    length, asked = _length(task, config, method)
+    found = solve_fused(task, config, length)
+    shape = (task.u.shape[0], *task.cell.state_shape)
+    length = found.plan.length
+    chunks = found.plan.chunks(task.u.shape[1]) if task.u.shape[1] else 0
+    return Solution(
+        final_state=found.final.reshape(shape),
+        error_bound=None,
+        method=_label(method, length, chunks),
+        chunk_length=length,
+        chunks=chunks,
+        path="fused",
+        reason=_reason(task, asked, length, chunks),
+        progress=found.progress,
+        parts=(found.last, found.states),
+    )
+
+
+def _eager(task: Task, config: NewtonConfig, method: str) -> Solution:
+    """Solve by PyTorch operations."""
+    total = task.u.shape[1]
+    length, asked = _length(task, config, method)
+    outcome = None
+    if method == "sequential":
+        length, asked = max(total, 1), "asked for: loop over the hand-written step"
+        states = sequential_states(task)
+    else:
+        best, warmup = chunk_length(total, task.h0.numel(), task.u.device.type)
+        length = best if length is None else length
+        states, outcome = _parallel(task, config, length, warmup)
+    chunks = -(-total // length) if total else 0
+    final = states[:, -1].clone() if total else task.h0
+    states = states.to(task.u.dtype)
+    return Solution(
+        final_state=final,
+        error_bound=None,
+        method=_label(method, length, chunks),
+        chunk_length=length,
+        chunks=chunks,
+        path="eager",
+        reason=_reason(task, asked, length, chunks),
+        progress=_progress(outcome),
+        parts=(output_of(task.cell, states), lambda: states),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class HostProgress:
+    """How an eager solve went."""
+
+    converged: bool = True
+    iterations: int = 0
+    passes: float = 1.0
+    residual_history: tuple[float, ...] = (0.0,)
+    fallback: bool = False
+
+    @property
+    def residual(self) -> float:
+        return self.residual_history[-1]
+
+
+def _progress(outcome: Outcome | None) -> HostProgress:
+    if outcome is None:
+        return HostProgress()
+    return HostProgress(
+        outcome.converged,
+        outcome.iterations,
+        outcome.passes,
+        tuple(outcome.history),
+        outcome.fallback,
+    )
 
 
 def _label(method: str, length: int, chunks: int) -> str:

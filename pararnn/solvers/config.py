@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 JACOBIANS = ("auto", "exact", "quasi", "none")
+BACKENDS = ("auto", "eager", "fused")
 ON_DIVERGENCE = ("auto", "sequential", "raise", "warn", "ignore")
 TOLERANCE = {torch.float64: 2e-14, torch.float32: 5e-7}
 
@@ -61,6 +65,10 @@ class NewtonConfig:
         ``'ignore'``: only report. ``'auto'``: sequential if unpinned, warn if pinned.
     certify
         Also compute ``Solution.error_bound`` (one float64 pass and two scans more).
+    backend
+        ``'eager'``: PyTorch operations; ``'fused'``: one kernel call, or an error that says why
+        not; ``'auto'``: fused on a CUDA device where the cell and the settings allow it, else
+        eager. ``Solution.path`` and ``Solution.reason`` say which ran, and why.
 
     Raises
     ------
@@ -76,6 +84,7 @@ class NewtonConfig:
     iteration_cap: int = 16
     on_divergence: str = "auto"
     certify: bool = False
+    backend: str = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (("chunk_length", 1), ("max_iters", 0), ("warmup", 1)):
@@ -93,55 +102,114 @@ class NewtonConfig:
             or not 0 < self.tol < 1
         ):
             raise ValueError(f"tol: got {self.tol!r}, expected a number between 0 and 1, or None.")
-        for name, allowed in (("jacobian", JACOBIANS), ("on_divergence", ON_DIVERGENCE)):
+        for name, allowed in (
+            ("jacobian", JACOBIANS),
+            ("on_divergence", ON_DIVERGENCE),
+            ("backend", BACKENDS),
+        ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected one of {allowed}.")
+
+
+class Progress(Protocol):
+    """How a solve went; see :class:`Solution` for the attributes."""
+
+    @property
+    def converged(self) -> bool: ...
+    @property
+    def iterations(self) -> int: ...
+    @property
+    def passes(self) -> float: ...
+    @property
+    def residual(self) -> float: ...
+    @property
+    def residual_history(self) -> tuple[float, ...]: ...
+    @property
+    def fallback(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Solution:
     """States of a sequence, and how they were reached.
 
+    After a fused solve, ``converged`` to ``fallback`` and ``states`` of several slots are computed
+    when they are read, and reading one of the former waits for the device.
+
     Attributes
     ----------
     states : Tensor
         ``(B, T, *state_shape)`` in the dtype of the drives.
+    output : Tensor
+        What a layer passes on, ``(B, T, width)``: the last slot of ``states``, flattened.
     final_state : Tensor
         ``(B, *state_shape)`` in the state's dtype (at least float32), to continue from.
     converged : bool
         Whether the largest mismatch is within the tolerance (True after a sequential fallback).
     iterations : int
         Corrections of the chunk starts that were made.
-    passes : int
+    passes : float
         Walks over the data, verifying and warm-up passes included (a warm-up counts as the
         fraction of the data that it reads).
     residual : float
         Largest mismatch at the end; ``residual_history`` has that of every pass.
+    fallback : bool
+        Whether some chunks had to be run sequentially.
     error_bound : float or None
         Proven bound of the largest error of any state, if ``certify`` was set and the proof
         succeeds: infinite if it does not, None if it was not asked for.
     method, chunk_length, chunks
         What ran: ``'sequential'``, ``'newton'`` or ``'shooting'``.
-    fallback : bool
-        Whether some chunks had to be run sequentially.
+    path : str
+        ``'fused'`` (GPU kernels) or ``'eager'`` (PyTorch operations).
     reason : str
-        Why this path was chosen, in a sentence.
+        Why this path and these chunks were chosen, in a sentence.
     """
 
-    states: Tensor = field(repr=False)
     final_state: Tensor = field(repr=False)
-    converged: bool
-    iterations: int
-    passes: float
-    residual: float
-    residual_history: tuple[float, ...]
     error_bound: float | None
     method: str
     chunk_length: int
     chunks: int
-    fallback: bool
+    path: str
     reason: str
+    progress: Progress = field(repr=False)
+    parts: tuple[Tensor, Callable[[], Tensor]] = field(repr=False)
+
+    @property
+    def output(self) -> Tensor:
+        return self.parts[0]
+
+    @cached_property
+    def states(self) -> Tensor:
+        return self.parts[1]()
+
+    @property
+    def converged(self) -> bool:
+        return self.progress.converged
+
+    @property
+    def iterations(self) -> int:
+        return self.progress.iterations
+
+    @property
+    def passes(self) -> float:
+        return self.progress.passes
+
+    @property
+    def residual(self) -> float:
+        return self.progress.residual
+
+    @property
+    def residual_history(self) -> tuple[float, ...]:
+        return self.progress.residual_history
+
+    @property
+    def fallback(self) -> bool:
+        return self.progress.fallback
 
     def detached(self) -> Solution:
         """The same report with tensors that hold no autograd graph."""
-        return replace(self, states=self.states.detach(), final_state=self.final_state.detach())
+        output, states = self.parts[0].detach(), self.parts[1]
+        return replace(
+            self, final_state=self.final_state.detach(), parts=(output, lambda: states().detach())
+        )

@@ -154,17 +154,33 @@ class Solve(torch.autograd.Function):
         if u.shape[1] == 0:
             return None, torch.zeros_like(u), torch.zeros_like(h0), *(None for _ in params)
         if torch.is_grad_enabled():
-            before = problem.previous(states, h0)
-            cotangents = AdjointSolve.apply(problem, g, before, u, *params)
-            values = dynamics.linearization(before, u)
-            u_bar, found = dynamics.gradients(values, before, u, cotangents)
-            grads, first = list(found), before[:, :1]
+            u_bar, h0_bar, grads = differentiable_gradients(
+                problem, dynamics, states, u, h0, g, tuple(params)
+            )
         else:
             cotangents, u_bar, grads = _first_order(problem, dynamics, states, u, h0, g)
             first = problem.first(h0)
-        h0_bar = _first_cotangent(problem, dynamics, first, u[:, :1], cotangents[:, :1])
+            h0_bar = _first_cotangent(problem, dynamics, first, u[:, :1], cotangents[:, :1])
         cast = (None if g is None else g.to(p.dtype) for g, p in zip(grads, params, strict=True))
         return None, u_bar, h0_bar, *cast
+
+
+def differentiable_gradients(
+    problem: Problem,
+    dynamics: Dynamics,
+    states: Tensor,
+    u: Tensor,
+    h0: Tensor,
+    g: Tensor,
+    params: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """Cotangents of ``u``, of ``h0`` and of the parameters, which can be differentiated again."""
+    before = problem.previous(states, h0)
+    cotangents = AdjointSolve.apply(problem, g, before, u, *params)
+    values = dynamics.linearization(before, u)
+    u_bar, grads = dynamics.gradients(values, before, u, cotangents)
+    first = _first_cotangent(problem, dynamics, before[:, :1], u[:, :1], cotangents[:, :1])
+    return u_bar, first, list(grads)
 
 
 def _first_order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,16 +21,33 @@ def has_spec(cell: Any) -> bool:
     return hasattr(cell, "spec") and hasattr(cell, "recurrent_params") and hasattr(cell, "drives")
 
 
+def output_of(cell: Any, states: Tensor) -> Tensor:
+    """What a layer passes on: the last slot if there are several, flattened to ``(..., width)``."""
+    shape = tuple(cell.state_shape)
+    if getattr(cell, "state_slots", 1) > 1:
+        states, shape = states[..., -1, :], shape[1:]
+    return states.flatten(-len(shape)) if len(shape) > 1 else states
+
+
 @dataclasses.dataclass
 class Task:
     """Checked arguments of one solve."""
 
     cell: Any
     u: Tensor  # packed drives, or the raw input of a module without a Spec
-    h0: Tensor
+    start: Tensor | None  # initial state in the state's dtype; None is zero
     resets: Tensor | None
     params: tuple[Tensor, ...]
+    dtype: torch.dtype  # of the state
     dt: Tensor | None = None  # time gaps (B, T) of a cell that has them
+
+    @cached_property
+    def h0(self) -> Tensor:
+        """The initial state, ``(B, *state_shape)``."""
+        if self.start is not None:
+            return self.start
+        shape = (self.u.shape[0], *self.cell.state_shape)
+        return torch.zeros(shape, device=self.u.device, dtype=self.dtype)
 
     @property
     def inputs(self) -> Tensor:
@@ -39,9 +57,9 @@ class Task:
     def make(self, params: tuple[Tensor, ...]) -> Dynamics:
         """The recurrence with the given recurrent parameters."""
         if has_spec(self.cell):
-            return SpecDynamics(self.cell.spec, self.cell.sizes, params, self.h0.dtype)
+            return SpecDynamics(self.cell.spec, self.cell.sizes, params, self.dtype)
         names = [name for name, _ in self.cell.named_parameters()]
-        return ModuleDynamics(self.cell, names, params, self.h0.dtype)
+        return ModuleDynamics(self.cell, names, params, self.dtype)
 
     def in_float64(self) -> Task:
         """The same problem on the same drives in float64, without gradients."""
@@ -49,7 +67,7 @@ class Task:
         params = tuple(p.detach().double() for p in self.params)
         u, h0 = self.u.detach().double(), self.h0.detach().double()
         dt = None if self.dt is None else self.dt.detach().double()
-        return Task(cell, u, h0, self.resets, params, dt)
+        return Task(cell, u, h0, self.resets, params, torch.float64, dt)
 
 
 def prepare(
@@ -100,9 +118,7 @@ def prepare(
     checks.same_device(name, source, device)
     batch, length = u.shape[:2]
     shape = (batch, *cell.state_shape)
-    if h0 is None:
-        h0 = torch.zeros(shape, device=device, dtype=dtype)
-    else:
+    if h0 is not None:
         checks.same_device("h0", checks.floating("h0", h0), device)
         if tuple(h0.shape) != shape:
             raise ValueError(
@@ -126,4 +142,4 @@ def prepare(
         resets = checks.same_device("resets", resets, device).clone()
     if has_spec(cell):
         dt = checks.time_gaps(cell, dt, (batch, length))
-    return Task(cell, u, h0, resets, params, dt)
+    return Task(cell, u, h0, resets, params, dtype, dt)

@@ -1,0 +1,139 @@
+"""How the kernels cut a sequence and lay out a program: a small cost model.
+
+A chunk is walked in ``L + w`` steps, ``w`` of them warm-up. A step takes at least the latency of
+the recurrence's own chain of operations, which all lanes share; many lanes make it longer, first
+by their operations, then by their bytes::
+
+    step(n) = max(chain, work · n, bytes · n / bandwidth)        n = B × D × chunks lanes
+    time    = (L + w) · step(n) + (launches, if there are several chunks)
+
+The model takes the number of chunks with the least time. Only sizes and the number of function
+calls in the Spec enter, never a cell's name. Its constants were measured on an NVIDIA H200 (132
+processors) with ParaGRU (``mix='diag'``); see the performance page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sympy
+
+from ..spec import Spec
+from ..spec.declarations import Linear
+from ..spec.primitives import primitive_of
+
+CHAIN = 0.18
+"""Microseconds of one step of ParaGRU where nothing else is short: two function calls, one after
+the other."""
+WORK = 3.0e-6
+"""Microseconds of one step a lane, with all processors busy."""
+BANDWIDTH = 4.1e6
+"""Bytes a microsecond."""
+LAUNCHES = 9.0
+"""Microseconds for the launches that check and correct."""
+CALLS = 3
+"""Function calls of ParaGRU, to which those of another cell are compared."""
+WARMUP = {4: 32, 8: 64, 2: 32}
+"""Warm-up steps by bytes of a number. Where they are too few, a correction follows."""
+TOLERANCE = {4: 5e-7, 8: 2e-14, 2: 5e-7}
+CORRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the sequence is cut, and how a program is laid out.
+
+    ``length`` steps a chunk, ``warmup`` steps for a guess, at most ``corrections`` Newton
+    corrections (1 or more), and then what is left in the order of time; ``block`` lanes a program
+    of one warp, ``unroll`` steps in flight.
+    """
+
+    length: int
+    warmup: int = 32
+    corrections: int = CORRECTIONS
+    tol: float = 5e-7
+    block: int = 32
+    unroll: int = 8
+
+    def chunks(self, total: int) -> int:
+        return max(1, -(-total // self.length))
+
+
+@lru_cache(maxsize=256)
+def calls(spec: Spec) -> int:
+    """Function calls of one step."""
+    found = 0
+    for stage in spec.stages:
+        expr = stage.operand if isinstance(stage, Linear) else stage.expr
+        found += sum(primitive_of(e) is not None for e in sympy.preorder_traversal(expr))
+    return max(1, found)
+
+
+def layout(spec: Spec, width: int, lanes: int, itemsize: int, backward: bool) -> tuple[int, int]:
+    """Lanes a program, and steps in flight: few of both where registers are short."""
+    if backward:
+        block, unroll = 64, {8: 2, 4: 4, 2: 8}[itemsize]
+    else:
+        block, unroll = (64 if lanes > 80_000 else 32), (4 if itemsize == 8 else 8)
+    if len(spec.slots) > 2 or itemsize == 8 or width % 64:
+        block = 32
+    return block, (4 if len(spec.slots) > 2 else unroll)
+
+
+@lru_cache(maxsize=4096)
+def chunk_length(
+    spec: Spec, batch: int, total: int, width: int, itemsize: int, processors: int, backward: bool
+) -> int:
+    """Length of a chunk with the least modelled time; ``total`` for one chunk."""
+    lanes = batch * width
+    scale = calls(spec) / CALLS * (2 if itemsize == 8 else 1)
+    numbers = len(spec.drive_list) + len(spec.slots)
+    if backward:
+        numbers = 2 * len(spec.drive_list) + len(spec.slots) + 1
+        scale *= 1.5
+    per_lane = max(WORK * scale * 132 / processors, numbers * itemsize / BANDWIDTH)
+    warmup = WARMUP[itemsize]
+
+    def step(n: float) -> float:
+        return max(CHAIN * scale, per_lane * n)
+
+    best, least = max(total, 1), total * step(lanes)
+    chunks = 2.0
+    while lanes and total / chunks >= warmup:
+        length = -(-total // round(chunks))
+        time = (length + warmup) * step(lanes * total / length) + LAUNCHES
+        if time < least:
+            best, least = length, time
+        chunks *= 1.125
+    return best
+
+
+def plan(
+    spec: Spec,
+    batch: int,
+    total: int,
+    width: int,
+    itemsize: int,
+    processors: int,
+    *,
+    backward: bool = False,
+    length: int | None = None,
+    warmup: int | None = None,
+    corrections: int | None = None,
+    tol: float | None = None,
+) -> Plan:
+    """The plan for these sizes; what is given is kept."""
+    if length is None:
+        length = chunk_length(spec, batch, total, width, itemsize, processors, backward)
+    length = min(length, max(total, 1))
+    lanes = batch * width * -(-total // length)
+    block, unroll = layout(spec, width, lanes, itemsize, backward)
+    return Plan(
+        length=length,
+        warmup=WARMUP[itemsize] if warmup is None else warmup,
+        corrections=CORRECTIONS if corrections is None else corrections,
+        tol=TOLERANCE[itemsize] if tol is None else tol,
+        block=block,
+        unroll=unroll,
+    )

@@ -1,0 +1,57 @@
+"""What the kernels can do, in sentences, without importing Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import lru_cache
+
+import torch
+
+from ..spec import Spec
+from .template import Template
+
+
+@lru_cache(maxsize=256)
+def channelwise(spec: Spec) -> str | None:
+    """Why the template cannot hold a Spec; None if it can."""
+    if not spec.channelwise:
+        return f"its maps mix channels (Jacobian class {spec.jac_structure!r})"
+    if len(spec.axes) != 1:
+        return f"its state has {len(spec.axes)} axes, and the kernels walk channels of one"
+    given = [d for d in spec.drive_list if d.given]
+    if any(d.axes != spec.axes for d in spec.drive_list if not d.given) or len(given) > 1:
+        return "a drive does not have one number a channel"
+    if len(given) == len(spec.drive_list):
+        return "it has no projected drive"
+    try:
+        Template(spec).text()
+    except NotImplementedError as error:
+        return f"its expressions cannot be printed for Triton: {error}"
+    return None
+
+
+def missing(device: torch.device) -> str | None:
+    """Why kernels cannot run on a device here; None if they can."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != "cuda" and not interpreted:
+        return f"the tensors are on {device.type!r}, and the kernels need a CUDA device"
+    if device.type == "cuda" and torch.version.cuda is None:
+        return "this build of PyTorch is not for CUDA"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install 'pararnn[gpu]')"
+    return None
+
+
+def source(spec: Spec, unroll: int = 8, resets: bool = False) -> str:
+    """The text of a Spec's kernels: printed, deterministic, and what the GPU runs.
+
+    Raises
+    ------
+    ValueError
+        If the Spec is not channelwise, saying why.
+    """
+    reason = channelwise(spec)
+    if reason is not None:
+        raise ValueError(f"{spec.name} has no fused kernels: {reason}.")
+    return Template(spec, unroll, resets).text()
