@@ -42,13 +42,20 @@ _HOMES = {
         "NewtonDivergenceError",
         "NewtonWarning",
         "Solution",
+        "decode",
         "newton_apply",
         "newton_m2rnn_factorized",
         "sequential_apply",
         "shooting_apply",
         "solve",
     ),
-    "pararnn.layers": ("AgreementReport", "ParaRNN", "verify_agreement"),
+    "pararnn.layers": (
+        "AgreementReport",
+        "Explanation",
+        "ParaRNN",
+        "explain",
+        "verify_agreement",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -67,12 +74,15 @@ if TYPE_CHECKING:
     from .cells import get_cell as get_cell
     from .cells import m2rnn_gates as m2rnn_gates
     from .layers import AgreementReport as AgreementReport
+    from .layers import Explanation as Explanation
     from .layers import ParaRNN as ParaRNN
+    from .layers import explain as explain
     from .layers import verify_agreement as verify_agreement
     from .solvers import NewtonConfig as NewtonConfig
     from .solvers import NewtonDivergenceError as NewtonDivergenceError
     from .solvers import NewtonWarning as NewtonWarning
     from .solvers import Solution as Solution
+    from .solvers import decode as decode
     from .solvers import newton_apply as newton_apply
     from .solvers import newton_m2rnn_factorized as newton_m2rnn_factorized
     from .solvers import sequential_apply as sequential_apply

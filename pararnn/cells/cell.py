@@ -236,6 +236,16 @@ class Cell(nn.Module):
             If shapes, dtypes or devices do not fit, not exactly one of ``x`` and ``drives`` is
             given, or ``dt`` is missing or not wanted.
         """
+        u, gaps = self.step_inputs(h, x, drives, dt)
+        u = u if gaps is None else pack(u, gaps)
+        params = tuple(p.to(self.state_dtype) for p in self.recurrent_params())
+        with checks.full_precision(h.device):
+            return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
+
+    def step_inputs(
+        self, h: Tensor, x: Tensor | None, drives: Tensor | None, dt: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Drives and time gaps of one step, after all checks of :meth:`step`."""
         if (x is None) == (drives is None):
             raise TypeError("step: got both or neither of x and drives, expected exactly one.")
         weight = self.in_proj.weight
@@ -258,10 +268,7 @@ class Cell(nn.Module):
                 "equal ones; nothing is broadcast, expand explicitly."
             )
         gaps = checks.time_gaps(self, dt, tuple(lead))
-        u = u if gaps is None else pack(u, gaps)
-        params = tuple(p.to(self.state_dtype) for p in self.recurrent_params())
-        with checks.full_precision(h.device):
-            return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
+        return u, gaps
 
     def advance(self, h: Tensor, u: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         """:meth:`step` without its checks: state and parameters already in the state's dtype,

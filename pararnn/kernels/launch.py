@@ -69,7 +69,8 @@ class Problem:
             given.append(resets.view(torch.uint8))
             batch.append(resets.stride(0))
             time.append(resets.stride(1))
-        return [*given, self.h0, *self.params, *batch, *time]
+        h0 = None if self.h0 is None else self.h0.contiguous()
+        return [*given, h0, *(p.contiguous() for p in self.params), *batch, *time]
 
     def layout(self, plan: Plan) -> tuple[int, dict[str, Any]]:
         """Number of lane blocks, and the compile-time constants of every kernel."""
@@ -143,6 +144,7 @@ def run_adjoint(
     h0_bar = new(B, S, D)
     w_bar = new(chunks, len(problem.params), B, D)
     edges = new(chunks * (template.rows + 1) * B * D if several else 0)
+    rest, final = (None if g is None else g.contiguous() for g in (rest, final))
     stored = [last, others] if S > 1 else [last]
     incoming = [g for g in (grad, rest) if g is not None]
     outputs: list[Any] = [u_bar, *[dt_bar if dt_grad else None] * template.timed]
@@ -156,3 +158,23 @@ def run_adjoint(
     if several:
         found["readjoint"][grid](*common, *strides, plan.tol, **constants)
     return u_bar, dt_bar, h0_bar, w_bar.sum((0, 2))
+
+
+def run_decode(
+    spec: Spec, u: Tensor, dt: Tensor | None, h: Tensor, params: tuple[Tensor, ...], out: Tensor
+) -> None:
+    """One step from ``h`` ``(B, S, D)`` with drives ``u`` ``(B, WIDTH)``, written to ``out``,
+    which is contiguous and may be ``h``."""
+    (B, _, D), state = h.shape, torch.float64 if u.dtype == torch.float64 else torch.float32
+    decode = kernels(spec, 1, False)["decode"]
+    gap = [] if dt is None else [dt]
+    strides = [u.stride(0), *(g.stride(0) for g in gap), u.stride(1)]
+    block = 128 if D % 128 == 0 else 32
+    decode[(-(-B * D // block),)](
+        *(u, *gap, h, *(p.contiguous() for p in params), out, B, *strides),
+        D=D,
+        BLOCK=block,
+        ALIGNED=D % block == 0,
+        DTYPE=STATE[state],
+        num_warps=block // 32,
+    )

@@ -1,7 +1,7 @@
 """The one channelwise kernel template, filled from a Spec.
 
 A lane is one channel of one sample: it carries ``S`` numbers through time and never looks at its
-neighbours. A program walks a block of lanes through one chunk of the sequence. There are five
+neighbours. A program walks a block of lanes through one chunk of the sequence. There are six
 kernels:
 
 ``forward``    every chunk walks from a guess (the state after a warm-up from zero), writes its
@@ -9,10 +9,11 @@ kernels:
 ``correct``    a Newton correction of the chunk starts, by looking back over the chunks before; a
                chunk whose start moves walks again, until it meets its old states
 ``repair``     chunks that still do not fit are walked again in the order of time
-``adjoint``    the backward pass of every chunk, with a warm-up from the right
+``adjoint_chunks``  the backward pass of every chunk, with a warm-up from the right
 ``readjoint``  the exact correction of what enters the chunks, by looking ahead
+``decode``     one step, for streaming
 
-With one chunk, only ``forward`` and ``adjoint`` run. The loads of the next ``unroll`` steps are
+With one chunk, only ``forward`` and ``adjoint_chunks`` run. The loads of the next ``unroll`` steps are
 issued before the present ones are used.
 
 Names in the text: ``s0 …`` slots, ``c0_2`` drive 0 of the step in flight number 2, ``w0 …``
@@ -232,22 +233,26 @@ def walk(
         batch = ["u_b", *["dt_b"] * self.timed, *["r_b"] * self.resets]
         return ", ".join([*self.source, "h0", self.w, *batch, self.strides])
 
-    def opening(self) -> list[str]:
-        """Where this program is, and what it holds throughout."""
+    def weights(self) -> list[str]:
+        """Load the recurrent parameters, which stay in registers."""
         axes = [self.spec.axes] * len(self.spec.map_list)
         axes += [p.axes for p in self.spec.param_list]
+        return [
+            f"w{i} = tl.load(w{i} + d, mask=lane, other=0.0).to(DTYPE)"
+            if axes[i]
+            else f"w{i} = tl.load(w{i}).to(DTYPE)"
+            for i in self.params
+        ]
+
+    def opening(self) -> list[str]:
+        """Where this program is, and what it holds throughout."""
         return [
             "b, d, lanes, lane = place(index, B, D, BLOCK, ALIGNED)",
             "N = tl.cast(B, tl.int64) * D",
             "if PACKED:  # the strides are known",
             "    u_t = WIDTH",
             "    u_c = 1",
-            *(
-                f"w{i} = tl.load(w{i} + d, mask=lane, other=0.0).to(DTYPE)"
-                if axes[i]
-                else f"w{i} = tl.load(w{i}).to(DTYPE)"
-                for i in self.params
-            ),
+            *self.weights(),
         ]
 
     def at(self, t: str) -> str:
@@ -672,6 +677,35 @@ def readjoint(
 {indent(ending, 3)}
 '''
 
+    # -- decoding --------------------------------------------------------------------------------
+
+    def decode_kernel(self) -> str:
+        S = len(self.slots)
+        batch = ["u_b", *["dt_b"] * self.timed, "u_c"]
+        source = ["u", *["dt"] * self.timed]
+        load = [
+            f"s{i} = tl.load(h + (b * {S} + {i}) * D + d, mask=lane, other=0.0).to(DTYPE)"
+            for i in self.slots
+        ]
+        for k in self.drives:
+            given = self.spec.drive_list[k].given
+            at = "dt + b * dt_b" if given else f"u + b * u_b + ({k} * D + d) * u_c"
+            load.append(f"c{k}_0 = tl.load({at}, {ANY})")
+        store = [f"put(out + (b * {S} + {i}) * D + d, s{i}, lane, ALIGNED)" for i in self.slots]
+        inputs = ", ".join([*source, "h", self.w, "out", "B", *batch])
+        return f'''
+@triton.jit(do_not_specialize=["B"])
+def decode(
+    {inputs},
+    D: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr,
+):
+    """One step; every program reads its lanes before it writes them, so out may be h."""
+    b, d, lanes, lane = place(tl.program_id(0), B, D, BLOCK, ALIGNED)
+{indent(self.weights() + load, 1)}
+    {self.s}{"," * (S == 1)} = step({self.arguments(0, self.s)})
+{indent(store, 1)}
+'''
+
     # -- the whole text --------------------------------------------------------------------------
 
     def text(self) -> str:
@@ -692,5 +726,6 @@ def readjoint(
                 self.forward_kernels(),
                 self.backward(),
                 self.backward_kernels(),
+                self.decode_kernel(),
             ]
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ..solvers import NewtonConfig, Solution, solve
+from ..solvers import NewtonConfig, Solution, decode, solve
 from ..solvers.api import METHODS
 from ..solvers.task import output_of
 
@@ -186,7 +186,8 @@ class ParaRNN(nn.Module):
             x = solution.output
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-        self.last_solutions = [s.detached() for s in solutions]
+        if not torch.compiler.is_compiling():
+            self.last_solutions = [s.detached() for s in solutions]
         return x, solutions
 
     def _forward_packed(
@@ -214,25 +215,33 @@ class ParaRNN(nn.Module):
         return packed, self._stacked(finals)
 
     def step(
-        self, x: Tensor, state: Tensor | None = None, *, dt: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        dt: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One step, for streaming: ``x (B, d_in)``, ``state (num_layers, B, *state_shape)``, and
         ``dt (B,)`` if there are cells with a time gap.
 
         Returns the output ``(B, hidden_size)`` and the new state. Running a sequence step by step
-        gives what :meth:`forward` gives for the whole.
+        gives what :meth:`forward` gives for the whole. Without gradients, the new state can be
+        written to ``out``, of the shape and dtype of ``state``, which it may be; on a CUDA device a
+        step is then the projections and one kernel a layer (see :func:`~pararnn.decode`).
         """
         self._check_state("state", state)
+        self._check_state("out", out)
         gaps = self._gaps(dt)
         following = []
         for i, cell in enumerate(self._cells()):
             h = self._start(cell, x) if state is None else state[i]
-            h = cell.step(h, x) if gaps[i] is None else cell.step(h, x, dt=gaps[i])
+            h = decode(cell, x, h, dt=gaps[i], out=None if out is None else out[i])
             following.append(h)
             x = output_of(cell, h).to(x.dtype)
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-        return x, self._stacked(following)
+        return x, self._stacked(following) if out is None else out
 
     def init_state(self, batch: int) -> Tensor:
         """The zero state ``(num_layers, B, *state_shape)``."""

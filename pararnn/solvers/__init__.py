@@ -8,12 +8,14 @@ from .api import (
 )
 from .config import NewtonConfig, NewtonDivergenceError, NewtonWarning, Solution
 from .sequential import sequential_apply
+from .streaming import decode
 
 __all__ = [
     "NewtonConfig",
     "NewtonDivergenceError",
     "NewtonWarning",
     "Solution",
+    "decode",
     "newton_apply",
     "newton_m2rnn_factorized",
     "sequential_apply",

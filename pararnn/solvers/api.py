@@ -5,15 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from .config import TOLERANCE, NewtonConfig, NewtonDivergenceError, NewtonWarning, Solution
+from .config import (
+    TOLERANCE,
+    NewtonConfig,
+    NewtonDivergenceError,
+    NewtonWarning,
+    Progress,
+    Solution,
+)
 from .cost import chunk_length
 from .engine import Outcome, Plan, run
-from .fused import refusal, solve_fused
+from .fused import refusal, settings, solve_fused
 from .implicit import Problem, Solve, linearized
+from .operators import planned
 from .partition import Partition
 from .sequential import sequential_states
 from .task import Task, output_of, prepare
@@ -154,15 +163,13 @@ def solve(
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {METHODS}.")
     task = prepare(cell, x, h0, resets, drives, dt)
-    refused = refusal(task, config, method)
-    if refused is None:
-        solution = _fused(task, config, method)
-    elif config.backend == "fused":
-        raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
+    chosen = choice(task, config, method)
+    if chosen.path == "fused":
+        solution = _fused(task, config, chosen)
     else:
-        solution = _eager(task, config, method)
-    if solution.path == "eager" and not solution.converged:
-        _report_divergence(solution, config)
+        solution = _eager(task, config, chosen)
+        if not solution.converged:
+            _report_divergence(solution, config)
     if config.certify:
         from .certificate import certify
 
@@ -171,11 +178,67 @@ def solve(
     return solution
 
 
-def _length(task: Task, config: NewtonConfig, method: str) -> tuple[int | None, str]:
-    """The chunk length that was asked for, or None, and the reason to state."""
-    total = max(task.u.shape[1], 1)
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a solve runs, and why."""
+
+    path: str
+    method: str
+    chunk_length: int
+    chunks: int
+    warmup: int
+    reason: str
+    asked: bool  # whether the chunk length was asked for
+    loop: bool  # whether the hand-written step runs in a loop
+
+
+def choice(task: Task, config: NewtonConfig, method: str) -> Choice:
+    """Which path and which chunks a solve takes; from sizes and settings alone.
+
+    Raises
+    ------
+    ValueError
+        If the settings contradict each other, or ``backend='fused'`` cannot be had.
+    """
+    total = task.u.shape[1]
+    length, reason = _asked_length(total, config, method)
+    asked = length is not None
+    refused = refusal(task, config, method)
+    if refused is not None and config.backend == "fused":
+        raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
+    device, numbers = task.u.device.type, task.u.shape[0] * math.prod(task.cell.state_shape)
+    if refused is None and torch.compiler.is_compiling():
+        # The operator plans when it runs, for the sizes that it gets.
+        told = config.warmup or 0
+        return Choice("fused", method, length or 0, 0, told, "compiled", asked, False)
+    if refused is None:
+        plan = planned(task.cell.spec, task.u, settings(config, length), backward=False)
+        length, warmup = plan.length, plan.warmup
+    else:
+        best, warmup = chunk_length(total, numbers, device)
+        length, warmup = best if length is None else length, config.warmup or warmup
+    chunks = -(-total // length) if total else 0
+    if not asked:
+        reason = (
+            f"cost model: {total} steps × {numbers} numbers on {device} → "
+            f"{chunks} chunk{'s' if chunks != 1 else ''} of {length}"
+        )
+    loop = method == "sequential" and refused is not None
+    if loop:
+        reason = "asked for: loop over the hand-written step"
+    elif refused is not None and device != "cpu" and refused not in reason:
+        reason = f"{reason}; not fused: {refused}"
+    label = method
+    if method != "newton":
+        label = "sequential" if chunks <= 1 else "newton" if length == 1 else "shooting"
+    path = "eager" if refused else "fused"
+    return Choice(path, label, length, chunks, warmup, reason, asked, loop)
+
+
+def _asked_length(total: int, config: NewtonConfig, method: str) -> tuple[int | None, str]:
+    """The chunk length that was asked for, or None, and what to say about it."""
     if method == "sequential":
-        return total, "asked for: method='sequential'"
+        return max(total, 1), "asked for: method='sequential'"
     if method == "newton":
         if config.chunk_length not in (None, 1):
             raise ValueError(
@@ -184,65 +247,48 @@ def _length(task: Task, config: NewtonConfig, method: str) -> tuple[int | None, 
             )
         return 1, "asked for: Newton over single steps"
     if config.chunk_length is not None:
-        return min(config.chunk_length, total), f"asked for: chunk_length={config.chunk_length}"
-    return None, "cost model"
+        length = min(config.chunk_length, max(total, 1))
+        return length, f"asked for: chunk_length={config.chunk_length}"
+    return None, ""
 
 
-def _reason(task: Task, asked: str, length: int, chunks: int) -> str:
-    if asked != "cost model":
-        return asked
-    numbers = task.u.shape[0] * math.prod(task.cell.state_shape)
-    return (
-        f"cost model: {task.u.shape[1]} steps × {numbers} numbers on {task.u.device.type} → "
-        f"{chunks} chunk{'s' if chunks != 1 else ''} of {length}"
-    )
-
-
-def _fused(task: Task, config: NewtonConfig, method: str) -> Solution:
+def _fused(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by the kernels."""
-    length, asked = _length(task, config, method)
-    found = solve_fused(task, config, length)
+    found = solve_fused(task, settings(config, chosen.chunk_length if chosen.asked else None))
     shape = (task.u.shape[0], *task.cell.state_shape)
-    length = found.plan.length
-    chunks = found.plan.chunks(task.u.shape[1]) if task.u.shape[1] else 0
-    return Solution(
-        final_state=found.final.reshape(shape),
-        error_bound=None,
-        method=_label(method, length, chunks),
-        chunk_length=length,
-        chunks=chunks,
-        path="fused",
-        reason=_reason(task, asked, length, chunks),
-        progress=found.progress,
-        parts=(found.last, found.states),
-    )
+    parts = (found.last, found.states)
+    return _solution(chosen, found.final.reshape(shape), found.progress, parts)
 
 
-def _eager(task: Task, config: NewtonConfig, method: str) -> Solution:
+def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by PyTorch operations."""
-    total = task.u.shape[1]
-    length, asked = _length(task, config, method)
     outcome = None
-    if method == "sequential":
-        length, asked = max(total, 1), "asked for: loop over the hand-written step"
+    if chosen.loop:
         states = sequential_states(task)
     else:
-        best, warmup = chunk_length(total, task.h0.numel(), task.u.device.type)
-        length = best if length is None else length
-        states, outcome = _parallel(task, config, length, warmup)
-    chunks = -(-total // length) if total else 0
-    final = states[:, -1].clone() if total else task.h0
+        states, outcome = _parallel(task, config, chosen.chunk_length, chosen.warmup)
+    final = states[:, -1].clone() if states.shape[1] else task.h0
     states = states.to(task.u.dtype)
+    parts = (output_of(task.cell, states), lambda: states)
+    return _solution(chosen, final, _progress(outcome), parts)
+
+
+def _solution(
+    chosen: Choice,
+    final: Tensor,
+    progress: Progress | None,
+    parts: tuple[Tensor, Callable[[], Tensor]],
+) -> Solution:
     return Solution(
         final_state=final,
         error_bound=None,
-        method=_label(method, length, chunks),
-        chunk_length=length,
-        chunks=chunks,
-        path="eager",
-        reason=_reason(task, asked, length, chunks),
-        progress=_progress(outcome),
-        parts=(output_of(task.cell, states), lambda: states),
+        method=chosen.method,
+        chunk_length=chosen.chunk_length,
+        chunks=chosen.chunks,
+        path=chosen.path,
+        reason=chosen.reason,
+        progress=progress,
+        parts=parts,
     )
 
 
@@ -271,12 +317,6 @@ def _progress(outcome: Outcome | None) -> HostProgress:
         tuple(outcome.history),
         outcome.fallback,
     )
-
-
-def _label(method: str, length: int, chunks: int) -> str:
-    if method == "newton" or (length == 1 and chunks > 1):
-        return "newton"
-    return "sequential" if chunks <= 1 else "shooting"
 
 
 def _report_divergence(solution: Solution, config: NewtonConfig) -> None:

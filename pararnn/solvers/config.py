@@ -172,7 +172,7 @@ class Solution:
     chunks: int
     path: str
     reason: str
-    progress: Progress = field(repr=False)
+    progress: Progress | None = field(repr=False)
     parts: tuple[Tensor, Callable[[], Tensor]] = field(repr=False)
 
     @property
@@ -183,29 +183,36 @@ class Solution:
     def states(self) -> Tensor:
         return self.parts[1]()
 
+    def _progress(self) -> Progress:
+        if self.progress is None:
+            raise RuntimeError(
+                "got no report of a solve inside torch.compile; read it from a solve outside."
+            )
+        return self.progress
+
     @property
     def converged(self) -> bool:
-        return self.progress.converged
+        return self._progress().converged
 
     @property
     def iterations(self) -> int:
-        return self.progress.iterations
+        return self._progress().iterations
 
     @property
     def passes(self) -> float:
-        return self.progress.passes
+        return self._progress().passes
 
     @property
     def residual(self) -> float:
-        return self.progress.residual
+        return self._progress().residual
 
     @property
     def residual_history(self) -> tuple[float, ...]:
-        return self.progress.residual_history
+        return self._progress().residual_history
 
     @property
     def fallback(self) -> bool:
-        return self.progress.fallback
+        return self._progress().fallback
 
     def detached(self) -> Solution:
         """The same report with tensors that hold no autograd graph."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sympy
 
@@ -40,8 +40,9 @@ def with_slopes(expr: sympy.Expr) -> sympy.Expr:
 class ExpressionPrinter:
     """SymPy expression → Python expression text, with operator precedence handled explicitly."""
 
-    def __init__(self, fused: bool = False):
+    def __init__(self, fused: bool = False, rank: Mapping[sympy.Symbol, int] | None = None):
         self.fused = fused
+        self.rank = rank  # when symbols become known, to use the latest in the last operation
 
     def __call__(self, expr: sympy.Expr) -> str:
         return self._print(expr)[0]
@@ -96,6 +97,8 @@ class ExpressionPrinter:
 
     def _sum(self, expr: sympy.Add) -> tuple[str, int]:
         terms = sorted(expr.args, key=_sum_order)
+        if self.rank is not None:
+            terms = self._latest_first(terms)
         if self.fused:
             fused = self._fused_sum(terms)
             if fused:
@@ -108,6 +111,18 @@ class ExpressionPrinter:
             else:
                 text += f" + {self._factor(term)}"
         return text, 1
+
+    def _known(self, expr: sympy.Expr) -> int:
+        """When the last of an expression's symbols is known."""
+        return max((self.rank.get(v, 0) for v in expr.free_symbols), default=-1)  # type: ignore
+
+    def _latest_first(self, terms: list[sympy.Expr]) -> list[sympy.Expr]:
+        """Put the product that is known last first: compilers contract ``a*b + c`` to one
+        operation, and the one on the longest chain should be that."""
+        late = max(terms, key=self._known)
+        if isinstance(late, sympy.Mul) and not late.as_coeff_Mul()[0].is_negative:
+            return [late, *(t for t in terms if t != late)]
+        return terms
 
     def _fused_sum(self, terms: Sequence[sympy.Expr]) -> str | None:
         """``lerp``, or a first summand with all following products added by ``addcmul``."""
@@ -139,6 +154,8 @@ class ExpressionPrinter:
                 denominator.append(base**-exponent)
             else:
                 numerator.append(factor)
+        if self.rank is not None:
+            numerator = sorted(numerator, key=self._known)
         if numerator and numerator[0] == -1 and len(numerator) > 1:
             rest = sympy.Mul(*numerator[1:], *(1 / d for d in denominator))
             return f"-{self._factor(rest)}", 1

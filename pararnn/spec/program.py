@@ -21,8 +21,9 @@ A *program* is a function of slots, drives and recurrent parameters, printed as 
 Three dialects share one printer. ``plain`` uses operators and named functions only, so the same
 text runs on NumPy arrays of floats, of mpmath numbers, or of SymPy expressions. ``torch`` fuses
 ``a + b*c`` into ``addcmul`` and ``(1-z)*a + z*b`` into ``lerp``, and works in place on the
-temporaries that it has just made. ``triton`` is plain text under ``@triton.jit``. Printed text is
-deterministic: equal Specs, equal bytes.
+temporaries that it has just made. ``triton`` is plain text under ``@triton.jit``, with
+the value that is known last in the last operation. Printed text is deterministic: equal Specs,
+equal bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class _Writer:
             raise ValueError(f"got dialect {dialect!r}, expected one of {DIALECTS}.")
         self.spec = spec
         self.dialect = dialect
-        self.printer = ExpressionPrinter(fused=dialect == "torch")
+        rank = {stage.symbol: i for i, stage in enumerate(spec.stages, 1)}
+        self.printer = ExpressionPrinter(dialect == "torch", rank if dialect == "triton" else None)
         self.lines: list[str] = []
         self.temporaries = 0
         self.targets: list[str] = []

@@ -485,7 +485,7 @@ class Spec:
 
     def packed_width(self, sizes: Mapping[str, int]) -> int:
         """Width of the packed drives that the input projection has to produce."""
-        return sum(math.prod(sizes[a] for a in d.axes) for d in self.projected)
+        return sum([math.prod([sizes[a] for a in d.axes]) for d in self.projected])
 
     def parameter_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shape of every recurrent parameter, in order: maps, then elementwise parameters.

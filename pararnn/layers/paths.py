@@ -1,0 +1,103 @@
+"""Which path a module would take, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..solvers import NewtonConfig
+from ..solvers.api import choice
+from ..solvers.task import Task, has_spec
+from .para_rnn import ParaRNN, takes_gaps
+
+
+@dataclass(frozen=True)
+class LayerPath:
+    """What one layer would run; see :class:`~pararnn.Solution` for the attributes."""
+
+    cell: str
+    path: str
+    method: str
+    chunk_length: int
+    chunks: int
+    reason: str
+
+    def __str__(self) -> str:
+        chunks = f"{self.chunks} chunk{'s' if self.chunks != 1 else ''} of {self.chunk_length}"
+        return f"{self.cell}: {self.path}, {self.method}, {chunks}. {self.reason}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What every layer of a module would run. ``str()`` of it is one line a layer."""
+
+    layers: tuple[LayerPath, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{i}: {layer}" for i, layer in enumerate(self.layers))
+
+
+def explain(
+    module: Any, x: Tensor, config: NewtonConfig | None = None, *, method: str | None = None
+) -> Explanation:
+    """Say which path a module would take on an input, and why, without running it.
+
+    Parameters
+    ----------
+    module
+        A :class:`~pararnn.ParaRNN`, or a cell.
+    x
+        Input ``(B, T, d_in)`` (time first, if that is how the layer takes it): only its shape,
+        dtype and device matter.
+    config, method
+        As for :func:`~pararnn.solve`; a layer's own if not given.
+
+    Raises
+    ------
+    TypeError
+        If the module is neither, or the input no tensor.
+    ValueError
+        If the input does not have three dimensions.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: got {type(x).__name__}, expected a tensor of shape (B, T, d_in).")
+    if x.ndim != 3:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, T, d_in).")
+    if isinstance(module, ParaRNN):
+        cells = list(module.cells)
+        config = config or module.config
+        method = method or module.solver
+        if not module.batch_first:
+            x = x.transpose(0, 1)
+    elif hasattr(module, "step") and hasattr(module, "state_shape"):
+        cells = [module]
+    else:
+        raise TypeError(f"module: got {type(module).__name__}, expected a ParaRNN or a cell.")
+    return Explanation(
+        tuple(_path(c, x, config or NewtonConfig(), method or "auto") for c in cells)
+    )
+
+
+def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
+    batch, total = x.shape[:2]
+    params = cell.recurrent_params() if has_spec(cell) else tuple(cell.parameters())
+    like = cell.in_proj.weight if has_spec(cell) else x
+    width = cell.in_proj.out_features if has_spec(cell) else x.shape[2]
+    dtype = like.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    u = torch.empty(1, dtype=dtype, device=like.device).expand(batch, total, width)
+    gaps = u[..., 0] if takes_gaps(cell) else None
+    state = torch.float64 if dtype == torch.float64 else torch.float32
+    chosen = choice(Task(cell, u, None, None, params, state, gaps), config, method)
+    return LayerPath(
+        cell.spec.name if has_spec(cell) else type(cell).__name__,
+        chosen.path,
+        chosen.method,
+        chosen.chunk_length,
+        chosen.chunks,
+        chosen.reason,
+    )

@@ -1,0 +1,99 @@
+"""One step at a time, for streaming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import BACKENDS
+from .fused import unfit
+from .operators import register
+from .task import has_spec
+
+
+def decode(
+    cell: Any,
+    x: Tensor,
+    h: Tensor,
+    *,
+    dt: Tensor | None = None,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """One step of a cell, for streaming; on a CUDA device by one kernel after the projection.
+
+    It never waits for the device and allocates nothing for the state if ``out`` is given, so a
+    CUDA graph can capture it. A sequence decoded step by step has the states of the whole.
+
+    Parameters
+    ----------
+    cell
+        A :class:`~pararnn.Cell`, or any module with ``step(h, x)``.
+    x
+        Input ``(B, d_in)``.
+    h
+        State ``(B, *state_shape)``, in the parameters' dtype or the state's.
+    dt
+        Time since the step before, ``(B,)``, for a cell with a time gap.
+    out
+        Where to write the new state: contiguous, of the shape and dtype of ``h``, which it may be.
+    backend
+        ``'auto'``, ``'eager'`` (the hand-written step) or ``'fused'``.
+
+    Returns
+    -------
+    Tensor
+        The new state in the dtype of ``h``; ``out`` if it is given. Differentiable, by the
+        hand-written step, if gradients are enabled and something requires them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit, if ``backend='fused'`` cannot be had, or if ``out`` is given
+        where gradients are recorded.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, expected one of {BACKENDS}.")
+    leaves = (x, h, *([] if dt is None else [dt]), *cell.parameters())
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
+    if out is not None:
+        if recorded:
+            raise ValueError(
+                "out: a step that autograd records cannot write to a buffer; use torch.no_grad(), "
+                "or leave out away."
+            )
+        if out.shape != h.shape or out.dtype != h.dtype or out.device != h.device:
+            raise ValueError(
+                f"out: got {out.dtype} of shape {tuple(out.shape)} on {out.device}, expected "
+                f"{h.dtype} of shape {tuple(h.shape)} on {h.device}, like h."
+            )
+    refused = _decode_refusal(cell, h, recorded, backend)
+    if refused is not None and backend == "fused":
+        raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
+    if refused is not None:
+        following = cell.step(h, x) if dt is None else cell.step(h, x, dt=dt)
+        return following if out is None else out.copy_(following)
+    u, dt = cell.step_inputs(h, x, None, dt)
+    target = torch.empty_like(h, memory_format=torch.contiguous_format) if out is None else out
+    if not target.is_contiguous():
+        raise ValueError("out: got a tensor that is not contiguous; use out.contiguous().")
+    shape = (-1, cell.state_slots, cell.d_h)
+    params = [p.contiguous() for p in cell.recurrent_params()]
+    start = h.contiguous().view(shape)
+    u = u.reshape(start.shape[0], u.shape[-1])
+    dt = None if dt is None else dt.reshape(-1)
+    name = register(cell.spec)
+    torch.ops.pararnn.channelwise_step(name, u, dt, start, params, target.view(shape))
+    return target
+
+
+def _decode_refusal(cell: Any, h: Tensor, recorded: bool, backend: str) -> str | None:
+    if backend == "eager":
+        return "asked for: backend='eager'"
+    if not has_spec(cell):
+        return f"{type(cell).__name__} has no Spec"
+    if recorded:
+        return "gradients are recorded"
+    return unfit(cell.spec, h.device, backend)
