@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
+from ..kernels import channelwise
 from ..solvers.dynamics import SpecDynamics, pack
+from ..solvers.operators import register
 from ..spec import Spec
 from .facts import Facts
 
@@ -39,6 +41,8 @@ class Cell(nn.Module):
     ----------
     in_proj : torch.nn.Linear
         ``d_in → C``: all drives of a step, packed in the Spec's order.
+    kernel, no_kernel : str, str or None
+        Name under which the fused operators know the Spec, and why there are no kernels for it.
 
     Raises
     ------
@@ -93,6 +97,7 @@ class Cell(nn.Module):
         self.state_slots = len(self.spec.slots)
         self.d_h = self.hidden_size = math.prod(self.sizes[a] for a in self.spec.axes)
         self.jac_structure = self.spec.jac_structure
+        self.kernel, self.no_kernel = register(self.spec), channelwise(self.spec)
         self.in_proj = nn.Linear(
             self.d_in, self.spec.packed_width(self.sizes), bias=bias, device=device, dtype=dtype
         )
@@ -117,6 +122,10 @@ class Cell(nn.Module):
                 f"n_heads: got {heads} heads for d_h={width}, expected a divisor of d_h; "
                 f"choose n_heads or d_h so that d_h % n_heads == 0."
             )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        register(self.spec)
 
     # -- parameters ----------------------------------------------------------------------------
 

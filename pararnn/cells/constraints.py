@@ -20,6 +20,8 @@ def project_entries(weight: Tensor, bound: float | None) -> Tensor:
     """
     if bound is None:
         return weight
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return weight.clamp(-bound, bound)
     return weight.clamp(-bound, bound).detach() + (weight - weight.detach())
 
 
@@ -62,13 +64,16 @@ class BoundedCell(Cell):
 
     def recurrent_params(self) -> tuple[Tensor, ...]:
         weights = super().recurrent_params()
-        maps = self.spec.map_list
-        bounded = tuple(
-            (project_entries if m.structure == "diagonal" else limit_spectral_norm)(
-                weight, self.max_recurrent_norm
+        bound, maps = self.max_recurrent_norm, self.spec.map_list
+        if bound is None:
+            return weights
+        if all(m.structure == "diagonal" for m in maps):  # one operation for all of them
+            bounded = project_entries(torch.stack(weights[: len(maps)]), bound).unbind(0)
+        else:
+            bounded = tuple(
+                (project_entries if m.structure == "diagonal" else limit_spectral_norm)(w, bound)
+                for m, w in zip(maps, weights, strict=False)
             )
-            for m, weight in zip(maps, weights, strict=False)
-        )
         return bounded + weights[len(maps) :]
 
     @torch.no_grad()

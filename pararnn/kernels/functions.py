@@ -8,8 +8,9 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 # -- scalar functions, one a row of pararnn.spec.primitives ------------------------------------
 #
-# In float32 each is accurate to a few roundings, relative to its value, at every argument, from two
-# instructions of the machine (2^x and 1/x) and short polynomials. Float64 uses CUDA's own library.
+# In float32 each is accurate to a few roundings, relative to its value (sigmoid(x), for x < 0, to |x|
+# of them), from two instructions of the machine (2^x and 1/x) and short polynomials. Float64 uses
+# CUDA's own library.
 
 
 @triton.jit
@@ -30,6 +31,11 @@ def reciprocal(x):
         )
     else:
         return 1 / x
+
+
+@triton.jit
+def fma(a, b, c):
+    return tl.fma(a, b, c)
 
 
 @triton.jit
@@ -152,7 +158,7 @@ def maximum(a, b):
 
 @triton.jit
 def heaviside(x):
-    return tl.where(x > 0, 1.0, tl.where(x == 0, 0.5, 0.0)).to(x.dtype)
+    return tl.where(x > 0, 1.0, tl.where(x == 0, 0.5, tl.where(x < 0, 0.0, x))).to(x.dtype)
 
 
 # -- lanes -------------------------------------------------------------------------------------

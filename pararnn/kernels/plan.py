@@ -1,11 +1,11 @@
 """How the kernels cut a sequence and lay out a program: a small cost model.
 
 A chunk is walked in ``L + w`` steps, ``w`` of them warm-up. A step takes at least the latency of
-the recurrence's own chain of operations, which all lanes share; many lanes make it longer, first
-by their operations, then by their bytes::
+the recurrence's own chain of operations, which all lanes share; many lanes make it longer, by their
+operations or by their bytes, and between the two it is a smooth maximum::
 
-    step(n) = max(chain, work · n, bytes · n / bandwidth)        n = B × D × chunks lanes
-    time    = (L + w) · step(n) + (launches, if there are several chunks)
+    step(n) = (chain⁴ + (max(work, bytes / bandwidth) · n)⁴)^¼      n = B × D × chunks lanes
+    time    = (L + w) · step(n) + launches, if there are several chunks
 
 The model takes the number of chunks with the least time. Only sizes and the number of function
 calls in the Spec enter, never a cell's name. Its constants were measured on an NVIDIA H200 (132
@@ -34,10 +34,13 @@ LAUNCHES = 9.0
 """Microseconds for the launches that check and correct."""
 CALLS = 3
 """Function calls of ParaGRU, to which those of another cell are compared."""
-WARMUP = {4: 32, 8: 64, 2: 32}
-"""Warm-up steps by bytes of a number. Where they are too few, a correction follows."""
-TOLERANCE = {4: 5e-7, 8: 2e-14, 2: 5e-7}
+WARMUP = {2: 48, 4: 32, 8: 64}
+"""Warm-up steps by bytes of a number. Where they are too few, a correction follows, which for
+numbers of two bytes walks the whole chunk again."""
+TOLERANCE = {2: 5e-7, 4: 5e-7, 8: 2e-14}
 CORRECTIONS = 2
+EVEN = 8
+"""Chunks are cut at multiples of this, the largest number of steps in flight."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,14 @@ def calls(spec: Spec) -> int:
 
 def layout(spec: Spec, width: int, lanes: int, itemsize: int, backward: bool) -> tuple[int, int]:
     """Lanes a program, and steps in flight: few of both where registers are short."""
+    slots = len(spec.slots)
     if backward:
-        block, unroll = 64, {8: 2, 4: 4, 2: 8}[itemsize]
+        block, unroll = 64, 8 if itemsize == 2 and slots == 1 else 4
     else:
-        block, unroll = (64 if lanes > 80_000 else 32), (4 if itemsize == 8 else 8)
-    if len(spec.slots) > 2 or itemsize == 8 or width % 64:
+        block, unroll = 64 if lanes > 80_000 else 32, 8 if slots < 3 else 4
+    if slots > 2 or itemsize == 8 or width % 64:
         block = 32
-    return block, (4 if len(spec.slots) > 2 else unroll)
+    return block, 2 if itemsize == 8 else unroll
 
 
 @lru_cache(maxsize=4096)
@@ -96,12 +100,13 @@ def chunk_length(
     warmup = WARMUP[itemsize]
 
     def step(n: float) -> float:
-        return max(CHAIN * scale, per_lane * n)
+        return float(((CHAIN * scale) ** 4 + (per_lane * n) ** 4) ** 0.25)
 
     best, least = max(total, 1), total * step(lanes)
     chunks = 2.0
     while lanes and total / chunks >= warmup:
         length = -(-total // round(chunks))
+        length = -(-length // EVEN) * EVEN
         time = (length + warmup) * step(lanes * total / length) + LAUNCHES
         if time < least:
             best, least = length, time

@@ -7,20 +7,14 @@ import os
 from functools import lru_cache
 
 import torch
-from torch.compiler import assume_constant_result
 
 from ..spec import Spec
 from .template import Template
 
 
-@assume_constant_result
+@lru_cache(maxsize=256)
 def channelwise(spec: Spec) -> str | None:
     """Why the template cannot hold a Spec; None if it can."""
-    return _channelwise(spec)
-
-
-@lru_cache(maxsize=256)
-def _channelwise(spec: Spec) -> str | None:
     if not spec.channelwise:
         return f"its maps mix channels (Jacobian class {spec.jac_structure!r})"
     if len(spec.axes) != 1:
@@ -37,7 +31,6 @@ def _channelwise(spec: Spec) -> str | None:
     return None
 
 
-@assume_constant_result
 def missing(device: torch.device) -> str | None:
     """Why kernels cannot run on a device here; None if they can."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import kernels
 from ..kernels.plan import CORRECTIONS, Plan
-from ..spec import Spec
 from .config import NewtonConfig
-from .operators import Settings, register, reports
+from .operators import Settings, reports
 from .task import Task, has_spec
 
 
-def unfit(spec: Spec, device: torch.device, backend: str) -> str | None:
-    """Why the kernels do not take a Spec on a device; None if they do."""
-    reason = kernels.channelwise(spec)
-    if reason is not None:
-        return f"{spec.name} has no fused kernels: {reason}"
+def unfit(cell: Any, device: torch.device, backend: str) -> str | None:
+    """Why the kernels do not take a cell on a device; None if they do."""
+    if cell.no_kernel is not None:
+        return f"{cell.spec.name} has no fused kernels: {cell.no_kernel}"
     if device.type == "cpu" and backend == "auto":
         return "the tensors are on 'cpu'"
-    return kernels.missing(device)
+    return None if torch.compiler.is_compiling() else kernels.missing(device)
 
 
 def refusal(task: Task, config: NewtonConfig, method: str) -> str | None:
@@ -40,7 +39,7 @@ def refusal(task: Task, config: NewtonConfig, method: str) -> str | None:
         return f"asked for: on_divergence={config.on_divergence!r}, which the host must watch"
     if config.jacobian in ("quasi", "none"):
         return f"asked for: jacobian={config.jacobian!r}, and the kernels carry exact Jacobians"
-    return unfit(task.cell.spec, task.u.device, config.backend)
+    return unfit(task.cell, task.u.device, config.backend)
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,11 @@ def settings(config: NewtonConfig, length: int | None) -> Settings:
 
 def solve_fused(task: Task, told: Settings) -> FusedStates:
     """Run the kernels on a task."""
-    spec = task.cell.spec
-    h0 = None if task.start is None else task.start.reshape(len(task.u), len(spec.slots), -1)
+    shape = (task.u.shape[0], task.cell.state_slots, task.cell.d_h)
+    h0 = None if task.start is None else task.start.reshape(shape)
     with reports() as collected:
         last, others, final = torch.ops.pararnn.channelwise(
-            register(spec),
+            task.cell.kernel,
             task.u,
             task.dt,
             h0,

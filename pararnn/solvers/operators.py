@@ -29,7 +29,6 @@ _SPECS: dict[str, Spec] = {}
 _REPORTS: list[list[tuple[Tensor, Plan]]] = []
 
 
-@torch.compiler.assume_constant_result
 def register(spec: Spec) -> str:
     """Make a Spec known to the operators; returns its name there."""
     _SPECS[spec.fingerprint] = spec

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .config import BACKENDS
 from .fused import unfit
-from .operators import register
 from .task import has_spec
 
 
@@ -84,8 +83,7 @@ def decode(
     start = h.contiguous().view(shape)
     u = u.reshape(start.shape[0], u.shape[-1])
     dt = None if dt is None else dt.reshape(-1)
-    name = register(cell.spec)
-    torch.ops.pararnn.channelwise_step(name, u, dt, start, params, target.view(shape))
+    torch.ops.pararnn.channelwise_step(cell.kernel, u, dt, start, params, target.view(shape))
     return target
 
 
@@ -96,4 +94,4 @@ def _decode_refusal(cell: Any, h: Tensor, recorded: bool, backend: str) -> str |
         return f"{type(cell).__name__} has no Spec"
     if recorded:
         return "gradients are recorded"
-    return unfit(cell.spec, h.device, backend)
+    return unfit(cell, h.device, backend)

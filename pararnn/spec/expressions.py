@@ -98,7 +98,9 @@ class ExpressionPrinter:
     def _sum(self, expr: sympy.Add) -> tuple[str, int]:
         terms = sorted(expr.args, key=_sum_order)
         if self.rank is not None:
-            terms = self._latest_first(terms)
+            contracted = self._contracted(terms)
+            if contracted:
+                return contracted, 3
         if self.fused:
             fused = self._fused_sum(terms)
             if fused:
@@ -116,13 +118,19 @@ class ExpressionPrinter:
         """When the last of an expression's symbols is known."""
         return max((self.rank.get(v, 0) for v in expr.free_symbols), default=-1)  # type: ignore
 
-    def _latest_first(self, terms: list[sympy.Expr]) -> list[sympy.Expr]:
-        """Put the product that is known last first: compilers contract ``a*b + c`` to one
-        operation, and the one on the longest chain should be that."""
+    def _contracted(self, terms: list[sympy.Expr]) -> str | None:
+        """``fma(a, b, rest)`` for the product ``a*b`` that is known last, so that one operation
+        is left on the longest chain."""
         late = max(terms, key=self._known)
-        if isinstance(late, sympy.Mul) and not late.as_coeff_Mul()[0].is_negative:
-            return [late, *(t for t in terms if t != late)]
-        return terms
+        rest = sympy.Add(*[t for t in terms if t != late])
+        if not isinstance(late, sympy.Mul) or not rest.free_symbols:
+            return None
+        factors = [f for part in late.args for f in sympy.Mul.make_args(part)]
+        if any(f.is_number or (f.is_Pow and f.exp.is_negative) for f in factors):
+            return None
+        *head, last = sorted(factors, key=self._known)
+        left = sympy.Mul(*head, evaluate=False) if len(head) > 1 else head[0]
+        return f"fma({self(left)}, {self(last)}, {self(rest)})"
 
     def _fused_sum(self, terms: Sequence[sympy.Expr]) -> str | None:
         """``lerp``, or a first summand with all following products added by ``addcmul``."""

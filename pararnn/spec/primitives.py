@@ -266,7 +266,17 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
 
 RESERVED = frozenset(
     [p.name for p in PRIMITIVES.values()]
-    + ["addcmul", "lerp", "ratio", "sigmoid_backward", "sqrt", "square", "tanh_backward", "zero"]
+    + [
+        "addcmul",
+        "fma",
+        "lerp",
+        "ratio",
+        "sigmoid_backward",
+        "sqrt",
+        "square",
+        "tanh_backward",
+        "zero",
+    ]
     + [s + v for s in ("diagonal", "head", "dense", "right") for v in ("", "_t", "_abs")]
 )
 """Names that printed programs call, so that no symbol of a Spec may have them."""
