@@ -81,12 +81,42 @@ def trio() -> Subject:
     return Subject(s, equation)
 
 
+def linear() -> Subject:
+    """Two slots, linear in the state, with Jacobians that do not commute: one Newton correction
+    solves it."""
+    from pararnn.spec import Spec
+
+    with Spec("Linear") as s:
+        a, h = s.state("a"), s.state("h")
+        u, v = s.drives("u v")
+        A = s.map("A", structure="diagonal")
+        s.next(a, u * a - A(h) + v)
+        s.next(h, A(a) + v * h / 2)
+
+    return Subject(s, lambda a, h, u, v, A: (u * a - A * h + v, A * a + v * h / 2))
+
+
+def gate() -> Subject:
+    """No recurrent parameter; the Jacobian is a drive."""
+    from pararnn.spec import Spec
+
+    with Spec("Gate") as s:
+        h = s.state("h")
+        u, v = s.drives("u v")
+        s.next(h, u * h + v)
+
+    return Subject(s, lambda h, u, v: u * h + v)
+
+
+OWN = {"trio": trio, "linear": linear, "gate": gate}
+
+
 @cache
 def subject(name: str) -> Subject:
     import pararnn
 
-    if name == "trio":
-        return trio()
+    if name in OWN:
+        return OWN[name]()
     cell = pararnn.get_cell(name).factory(2)
     return Subject(cell.spec, cell.recurrence)
 

@@ -41,6 +41,9 @@ QUICK = [
     at("ParaGRU[diag]", T=9, length=2, warmup=1, corrections=1, scale=4, repaired=True),
     at("ParaLSTM", T=8, length=2, warmup=1, corrections=1, scale=3, repaired=True),
     at("ParaGRU[diag]", T=6, length=2, resets="borders", corrections=1, repaired=False),
+    # one Newton correction solves what is linear in the state
+    at("linear", T=7, length=2, warmup=1, corrections=1, repaired=False, resets="some"),
+    at("gate", T=5, length=2, warmup=1, corrections=1, repaired=False),  # no parameters
     # dtypes
     at("ParaGRU[diag]", T=7, length=3, warmup=1, dtype=torch.float32, resets="some"),
     at("ParaLSTM", T=7, length=3, warmup=1, dtype=torch.bfloat16, grads=("last",)),
@@ -277,6 +280,22 @@ def test_a_nan_cotangent_stays_in_its_channel(kit, length):
     assert torch.equal(w_bar[:, same], w_clean[:, same])
     assert torch.equal(u_bar[0], clean[0])
     assert torch.equal(h0_bar[[0, 2]], h0_clean[[0, 2]])
+
+
+def test_products_that_are_small_and_grow_again(kit):
+    """A chunk contracts by 1e8 and the next expands by as much: neither pass may stop between."""
+    case = kit.Case("gate", B=1, T=4, D=1, length=1, warmup=1, dtype=torch.float32, h0=False)
+    case = dataclasses.replace(case, grads=("final",))
+    data = kit.draw(case)
+    data.u[0, :, 0] = torch.tensor([1.0, 1e-8, 1e8, 1.0])
+    data.u[0, :, 1] = 1.0
+    want = kit.expected_states(case, data)
+    last, others, final, _ = kit.forward(case, data)
+    torch.testing.assert_close(last.cpu().double(), want[:, 1:, -1], rtol=1e-6, atol=0)
+    bars = {"last": None, "others": None, "final": torch.ones_like(final)}
+    right = kit.expected_cotangents(case, data, want, bars)
+    u_bar = kit.adjoint(case, data, last, others, bars)[0].cpu().double()
+    torch.testing.assert_close(u_bar, right["u"], rtol=1e-6, atol=0)
 
 
 # -- the record --------------------------------------------------------------------------------
