@@ -477,7 +477,7 @@ class Session:
 
         rows = self.found["layer"] = []
         for precision in ("float32", "TF32", "bfloat16"):
-            torch.backends.cuda.matmul.allow_tf32 = precision == "TF32"
+            torch.set_float32_matmul_precision("high" if precision == "TF32" else "highest")
             dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
             for B, T, D in self.shapes((*MAIN[:2], MAIN[2])):
                 options = {"device": self.device, "dtype": dtype}
@@ -502,7 +502,7 @@ class Session:
                 ratio = row["layer"]["median"] / row["gemm"]["median"]
                 say(f"layer {precision} {row['shape']}: {row['layer']['median']:.3f} of gemm "
                     f"{row['gemm']['median']:.3f}: {ratio:.3f}×")  # fmt: skip
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
 
     def newton(self) -> None:
         """Corrections over the size of the recurrent weights and the bias of the update gate."""
