@@ -407,6 +407,38 @@ def verify(case: Case, data: Data | None = None) -> Tensor:
     return miss
 
 
+def patched_once(patch: Callable[[Any], Any], modules: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """Triton's interpreter prepares its language anew for every call of a device function, which
+    takes half of its time; once in a launch is enough."""
+    done: set[frozenset[int]] = set()
+
+    def prepare(fn: Any) -> Any:
+        used = frozenset(i for i, m in enumerate(modules) if m in fn.__globals__.values())
+        if used in done:
+            return None
+        outermost, scope = not done, patch(fn)
+        done.add(used)
+        if outermost:
+            restore = scope.restore
+            scope.restore = lambda: (done.clear(), restore())
+        return scope
+
+    return prepare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    if DEVICE == "cuda":
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    once = patched_once(interpreter._patch_lang, (tl, tl.core))
+    with mock.patch.object(interpreter, "_patch_lang", once):
+        yield
+
+
 @pytest.fixture(scope="session")
 def kit() -> Any:
     """Everything of this file, for the tests."""

@@ -466,8 +466,10 @@ def operator_arguments(kit, name, length, h0=True):
             *settings)  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "length", "h0"), [("ParaGRU[diag]", 0, False),
-                                                    ("ParaLSTM", 3, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "length", "h0"),
+    [pytest.param("ParaGRU[diag]", 0, False, marks=pytest.mark.slow), ("ParaLSTM", 3, True)],
+)
 def test_opcheck(kit, name, length, h0):
     torch.library.opcheck(
         torch.ops.pararnn.channelwise.default, operator_arguments(kit, name, length, h0)
@@ -486,7 +488,9 @@ def test_fake_outputs_are_like_real_ones(kit):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 
 
-@pytest.mark.parametrize("name", ["ParaGRU[diag]", "ParaLSTM"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("ParaLSTM", marks=pytest.mark.slow), "ParaGRU[diag]"]
+)
 def test_compile_a_solve(kit, name):
     """``fullgraph=True``: one graph without a break, the same bits."""
     p = problem(kit, name, dtype=torch.float32)
@@ -505,7 +509,7 @@ def test_compile_a_solve(kit, name):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compile_a_layer(kit, dynamic):
     torch.manual_seed(0)
     layer = ParaRNN(ParaLSTM(3, 4), num_layers=2, config=ONE).to(kit.DEVICE)
