@@ -1,11 +1,12 @@
 """How the kernels cut a sequence and lay out a program: a small cost model.
 
-A chunk is walked in ``L + w`` steps, ``w`` of them warm-up. A step takes at least the latency of
-the recurrence's own chain of operations, which all lanes share; many lanes make it longer, by their
-operations or by their bytes, and between the two it is a smooth maximum::
+A chunk of ``L`` steps also reads ``w`` warm-up steps, which write nothing. A step takes at least the
+latency of the recurrence's own chain of operations, which all lanes share; many lanes make it
+longer, by their operations or by their bytes, and between the two it is a smooth maximum. More lanes
+than fit on the machine at once (its registers decide) run in waves::
 
     step(n) = (chain⁴ + (max(work, bytes / bandwidth) · n)⁴)^¼      n = B × D × chunks lanes
-    time    = (L + w) · step(n) + launches, if there are several chunks
+    time    = waves · (L + share · w) · step(n / waves) + launches, if there are several chunks
 
 The model takes the number of chunks with the least time. Only sizes and the number of function
 calls in the Spec enter, never a cell's name. Its constants were measured on an NVIDIA H200 (132
@@ -23,14 +24,13 @@ from ..spec import Spec
 from ..spec.declarations import Linear
 from ..spec.primitives import primitive_of
 
-CHAIN = 0.18
-"""Microseconds of one step of ParaGRU where nothing else is short: two function calls, one after
-the other."""
-WORK = 3.0e-6
+CHAIN = {False: 0.18, True: 0.41}
+"""Microseconds of one step of ParaGRU, forward and backward, where nothing else is short."""
+WORK = {False: 3.0e-6, True: 4.5e-6}
 """Microseconds of one step a lane, with all processors busy."""
 BANDWIDTH = 4.1e6
 """Bytes a microsecond."""
-LAUNCHES = 9.0
+LAUNCHES = {False: 9.0, True: 3.0}
 """Microseconds for the launches that check and correct."""
 CALLS = 3
 """Function calls of ParaGRU, to which those of another cell are compared."""
@@ -85,6 +85,13 @@ def layout(spec: Spec, width: int, lanes: int, itemsize: int, backward: bool) ->
     return block, 2 if itemsize == 8 else unroll
 
 
+def resident(spec: Spec, itemsize: int, backward: bool) -> int:
+    """Lanes that fit on a processor at once: fewer where a program holds many registers."""
+    if not backward:
+        return 1024
+    return 512 if itemsize == 2 and len(spec.slots) == 1 else 768
+
+
 @lru_cache(maxsize=4096)
 def chunk_length(
     spec: Spec, batch: int, total: int, width: int, itemsize: int, processors: int, backward: bool
@@ -92,25 +99,29 @@ def chunk_length(
     """Length of a chunk with the least modelled time; ``total`` for one chunk."""
     lanes = batch * width
     scale = calls(spec) / CALLS * (2 if itemsize == 8 else 1)
-    numbers = len(spec.drive_list) + len(spec.slots)
-    if backward:
-        numbers = 2 * len(spec.drive_list) + len(spec.slots) + 1
-        scale *= 1.5
-    per_lane = max(WORK * scale * 132 / processors, numbers * itemsize / BANDWIDTH)
-    warmup = WARMUP[itemsize]
+    drives, slots = len(spec.drive_list), len(spec.slots)
+    read, written = (drives + slots + 1, drives) if backward else (drives, slots)
+    traffic = (read + written) * itemsize / BANDWIDTH
+    per_lane = max(WORK[backward] * scale, traffic) * 132 / processors
+    chain = CHAIN[backward] * scale
+    warmup = WARMUP[itemsize] * read / (read + written)
+    capacity = resident(spec, itemsize, backward) * processors
 
-    def step(n: float) -> float:
-        return float(((CHAIN * scale) ** 4 + (per_lane * n) ** 4) ** 0.25)
+    def walk(length: float, chunks: int) -> float:
+        # Without other chunks a program carries no Jacobian, and more of them fit.
+        waves = max(1, -(-lanes * chunks // (capacity if chunks > 1 else 1024 * processors)))
+        n = lanes * chunks / waves
+        return float(waves * length * (chain**4 + (per_lane * n) ** 4) ** 0.25)
 
-    best, least = max(total, 1), total * step(lanes)
-    chunks = 2.0
-    while lanes and total / chunks >= warmup:
-        length = -(-total // round(chunks))
+    best, least = max(total, 1), walk(total, 1)
+    guess = 2.0
+    while lanes and total / guess >= WARMUP[itemsize]:
+        length = -(-total // round(guess))
         length = -(-length // EVEN) * EVEN
-        time = (length + warmup) * step(lanes * total / length) + LAUNCHES
+        time = walk(length + warmup, -(-total // length)) + LAUNCHES[backward]
         if time < least:
             best, least = length, time
-        chunks *= 1.125
+        guess *= 1.0625
     return best
 
 

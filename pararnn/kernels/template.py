@@ -658,7 +658,7 @@ def readjoint(
 {indent([f"a{i} = jump(a{i}, m{i})" for i in self.slots], 2)}
 {indent(self.record("load", "jac", "q", "there"), 2)}
         right = chunk + 1
-        while (right < chunks - 1) & ({peak} > tol / 16):
+        while (right < chunks - 1) & ({peak} > 0):
 {indent(self.record("load", "start", "y", "there"), 3)}
             there += record
 {indent(self.record("load", "end", "z", "there"), 3)}
