@@ -25,7 +25,7 @@ def channelwise(spec: Spec) -> str | None:
     if len(given) == len(spec.drive_list):
         return "it has no projected drive"
     try:
-        Template(spec).text()
+        compile(Template(spec).text(), spec.name, "exec")
     except NotImplementedError as error:
         return f"its expressions cannot be printed for Triton: {error}"
     return None

@@ -33,6 +33,11 @@ ANY = "mask=None if ALIGNED else lane"
 FLAGS = "D: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
 
 
+def commas(*parts: str) -> str:
+    """The parts that are not empty, as one list."""
+    return ", ".join(part for part in parts if part)
+
+
 def indent(lines: list[str], depth: int) -> str:
     return "\n".join("    " * depth + line if line else "" for line in lines)
 
@@ -149,7 +154,7 @@ class Template:
     def arguments(self, u: int, state: str) -> str:
         """Arguments of the printed step programs at the step in flight ``u``."""
         drives = [f"c{k}_{u}.to(DTYPE)" for k in self.drives]
-        return ", ".join(part for part in (state, *drives, self.w) if part)
+        return commas(state, *drives, self.w)
 
     def move(self, steps: str, pointers: list[str], sign: str = "+") -> list[str]:
         stride = {
@@ -198,7 +203,7 @@ class Template:
         return f'''
 @triton.jit
 def walk(
-    {self.s}, {self.w}, {places}, lane, n, write, {self.strides}, tol,
+    {commas(self.s, self.w, places)}, lane, n, write, {self.strides}, tol,
     {FLAGS}, JAC: tl.constexpr, MEET: tl.constexpr,
 ):
     """n steps from a state: the state after them, their Jacobian product, and whether the walk
@@ -231,7 +236,7 @@ def walk(
     def inputs(self) -> str:
         """Arguments of every kernel, as far as this Spec has them."""
         batch = ["u_b", *["dt_b"] * self.timed, *["r_b"] * self.resets]
-        return ", ".join([*self.source, "h0", self.w, *batch, self.strides])
+        return commas(*self.source, "h0", self.w, *batch, self.strides)
 
     def weights(self) -> list[str]:
         """Load the recurrent parameters, which stay in registers."""
@@ -269,7 +274,7 @@ def walk(
     def walked(
         self, state: str, t: str, n: str, *, write: str = "True", jac: str, meet: str
     ) -> str:
-        args = ", ".join(x for x in (state, self.w, self.at(t)) if x)
+        args = commas(state, self.w, self.at(t))
         flags = f"D, WIDTH, ALIGNED, DTYPE, {jac}, {meet}"
         return f"walk({args}, lane, {n}, {write}, {self.strides}, tol, {flags})"
 
@@ -497,7 +502,7 @@ def repair(
         source = [*self.source, *self.stored, *self.grads]
         targets = ["u_bar"]
         places = ", ".join([*source, "u_bar", *["dt_bar"] * self.timed])
-        held = ", ".join(x for x in (self.names("f"), self.w) if x)
+        held = commas(self.names("f"), self.w)
         strides = self.strides + ", grad_t" * ("grad" in self.grads)
         units: list[str] = []
         for u in range(U):
@@ -506,7 +511,7 @@ def repair(
             units += self.fetch_back(u, str(u), None, last)
         prologue = [line for u in range(U) for line in self.fetch_back(u, str(u), f"{u} < n", True)]
         start = ", ".join(f"tl.zeros_like(m0) + {int(i == k)}" for i, k in self.product)
-        out = ", ".join(x for x in (self.m, self.j, "size", self.v) if x)
+        out = commas(self.m, self.j, "size", self.v)
         timed = ["if dt_bar is not None:", f"    dt_bar -= {U} * D"] if self.timed else []
         timed_one = ["if dt_bar is not None:", "    dt_bar -= D"] if self.timed else []
         return f'''
@@ -558,7 +563,7 @@ def walk_back(
         if self.timed:
             places.append(f"None if dt_bar is None else dt_bar + (b * T + ({t})) * D + d")
         strides = self.strides + ", grad_t" * ("grad" in self.grads)
-        held = ", ".join(x for x in (self.names("f"), self.w) if x)
+        held = commas(self.names("f"), self.w)
         return (
             f"walk_back({self.m}, {held}, {', '.join(places)}, lane, {n}, ({t}).to(tl.int32), "
             f"{write}, {strides}, D, WIDTH, ALIGNED, DTYPE, {jac})"
@@ -574,7 +579,7 @@ def walk_back(
             "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
             "    BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
         )
-        out = ", ".join(x for x in (self.m, self.j, "size", self.v) if x)
+        out = commas(self.m, self.j, "size", self.v)
         first = [
             "if h0 is None:",
             f"    {self.names('f')} = {self.names('tl.zeros([BLOCK], DTYPE)')}",
@@ -692,7 +697,7 @@ def readjoint(
             at = "dt + b * dt_b" if given else f"u + b * u_b + ({k} * D + d) * u_c"
             load.append(f"c{k}_0 = tl.load({at}, {ANY})")
         store = [f"put(out + (b * {S} + {i}) * D + d, s{i}, lane, ALIGNED)" for i in self.slots]
-        inputs = ", ".join([*source, "h", self.w, "out", "B", *batch])
+        inputs = commas(*source, "h", self.w, "out", "B", *batch)
         return f'''
 @triton.jit(do_not_specialize=["B"])
 def decode(
