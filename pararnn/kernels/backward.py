@@ -1,0 +1,252 @@
+"""The kernels of the backward pass: ``adjoint_chunks`` and ``readjoint``."""
+
+from __future__ import annotations
+
+from .pieces import ANY, FLAGS, Pieces, commas, indent
+
+
+class Backward(Pieces):
+    """Walks a chunk backwards, and the kernels that do."""
+
+    def fetch_back(self, u: int, steps: str, condition: str | None, last: bool) -> list[str]:
+        """Load what the backward step ``steps`` before the pointers needs: drives, the state
+        before it, and cotangents of the state after it. The ``last`` step of a block can be the
+        first of the sequence, with no state before it."""
+        lines = self.fetch(u, f"-{steps}", condition)
+        mask = f"mask=both(lane, {condition}, ALIGNED)" if condition else ANY
+        exists = " & ".join(
+            [f"({condition})"] * bool(condition) + [f"({steps} < ahead_top)"] * last
+        )
+        before = f"mask=both(lane, {exists}, ALIGNED)" if exists else ANY
+        lines += [
+            f"p{i}_{u} = tl.load({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots
+        ]
+        for i in self.graded:
+            at = f"grad - {steps} * grad_t"
+            if i < self.others:
+                at = f"rest + (-{steps} * {self.others} + {i}) * D"
+            lines.append(f"g{i}_{u} = tl.load({at}, {mask})")
+        return lines
+
+    def backward_step(self, u: int, last: bool) -> list[str]:
+        slots = self.slots
+        args = self.arguments(u, self.names("p"))
+        every = ", ".join(f"e{i}{j}" for i in slots for j in slots)
+        step = [f"e{i}{j}" for i, j in self.step]
+        columns = [k for k in self.drives if not self.spec.drive_list[k].given]
+        drives, params = [f"d{k}" for k in self.drives], [f"h{i}" for i in self.params]
+        results = ", ".join([self.m, *drives, *params])
+        incoming = [f"m{i} + g{i}_{u}.to(DTYPE)" if i in self.graded else f"m{i}" for i in slots]
+        there = "mask=both(lane, write, ALIGNED)"
+        store = [f"tl.store(u_bar + (-{u} * WIDTH + {k} * D), d{k}, {there})" for k in columns]
+        if self.timed:
+            k = next(k for k in self.drives if self.spec.drive_list[k].given)
+            store += [
+                "if dt_bar is not None:",
+                f"    tl.store(dt_bar - {u} * D, d{k}, {there})",
+            ]
+        size = "size"
+        for i in slots:
+            size = f"tl.maximum({size}, tl.abs(m{i}))"
+        before = [f"p{i} = p{i}_{u}.to(DTYPE)" for i in slots]
+        if last:
+            before = [f"p{i} = tl.where(top == {u}, f{i}, p{i}_{u}.to(DTYPE))" for i in slots]
+        return [
+            *before,
+            *self.cut(u, self.names("p").split(", ")),
+            f"{self.m} = {', '.join(incoming)}",
+            "if JAC:",
+            f"    size = {size}",
+            f"    {self.names('n')}, {every} = step_jacobian({args})",
+            *("    " + line for line in self.cut(u, step)),
+            f"    {self.times('j', 'j', 'e', self.product, self.step)}",
+            f"{results} = adjoint({args}, {self.m})",
+            *self.cut(u, self.m.split(", ")),
+            *store,
+            *(f"v{i} += h{i}" for i in self.params),
+        ]
+
+    def backward(self) -> str:
+        U = self.unroll
+        source = [*self.source, *self.stored, *self.grads]
+        targets = ["u_bar"]
+        places = ", ".join([*source, "u_bar", *["dt_bar"] * self.timed])
+        held = commas(self.names("f"), self.w)
+        strides = self.strides + ", grad_t" * ("grad" in self.grads)
+        units: list[str] = []
+        for u in range(U):
+            last = u == U - 1
+            units += [f"# step {u}", *self.backward_step(u, last)]
+            units += self.fetch_back(u, str(u), None, last)
+        prologue = [line for u in range(U) for line in self.fetch_back(u, str(u), f"{u} < n", True)]
+        start = ", ".join(f"tl.zeros_like(m0) + {int(i == k)}" for i, k in self.product)
+        out = commas(self.m, self.j, "size", self.v)
+        timed = ["if dt_bar is not None:", f"    dt_bar -= {U} * D"] if self.timed else []
+        timed_one = ["if dt_bar is not None:", "    dt_bar -= D"] if self.timed else []
+        return f'''
+@triton.jit
+def walk_back(
+    {self.m}, {held}, {places}, lane, n, top, write, {strides},
+    {FLAGS}, JAC: tl.constexpr,
+):
+    """n steps backwards from step ``top``: the cotangent before them, the product of their
+    Jacobians, the largest cotangent on the way, and the parameters' cotangents."""
+    {self.j} = {start}
+    size = tl.zeros_like(m0)
+{indent([f"v{i} = tl.zeros_like(m0)" for i in self.params], 1)}
+    ahead_top = top
+    whole = tl.where(n >= {U}, {U}, 0)
+{indent(prologue, 1)}
+    while n >= {U}:
+        # What a step loads is for the block before, or the same again if that is not whole.
+        ahead = tl.where(n >= {2 * U}, {U}, 0)
+        ahead_top = top - ahead
+{indent(self.move("ahead", source, "-"), 2)}
+{indent(units, 2)}
+{indent(self.move(str(U), targets, "-") + timed, 2)}
+        n -= {U}
+        top -= {U}
+{indent(self.move("whole", source, "-"), 1)}
+    ahead_top = top
+    for _ in range(n):
+{indent(self.fetch_back(0, "0", None, True) + self.backward_step(0, True), 2)}
+{indent(self.move("1", [*source, *targets], "-") + timed_one, 2)}
+        top -= 1
+        ahead_top = top
+    return {out}
+'''
+
+    def walked_back(self, t: str, n: str, *, write: str = "True", jac: str) -> str:
+        """A backward walk of n steps from step ``t``, which is included."""
+        base = {
+            "u": "u + b * u_b + ({t}) * u_t + d * u_c",
+            "dt": "dt + b * dt_b + ({t}) * dt_t",
+            "r": "r + b * r_b + ({t}) * r_t",
+            "last": "last + (b * T + ({t}) - 1) * D + d",
+            "others": f"others + (b * T + ({{t}}) - 1) * {self.others} * D + d",
+            "grad": "grad + b * grad_b + ({t}) * grad_t + d * grad_c",
+            "rest": f"rest + (b * T + ({{t}})) * {self.others} * D + d",
+            "u_bar": "u_bar + (b * T + ({t})) * WIDTH + d",
+        }
+        places = [base[p].format(t=t) for p in [*self.source, *self.stored, *self.grads, "u_bar"]]
+        if self.timed:
+            places.append(f"None if dt_bar is None else dt_bar + (b * T + ({t})) * D + d")
+        strides = self.strides + ", grad_t" * ("grad" in self.grads)
+        held = commas(self.names("f"), self.w)
+        return (
+            f"walk_back({self.m}, {held}, {', '.join(places)}, lane, {n}, ({t}).to(tl.int32), "
+            f"{write}, {strides}, D, WIDTH, ALIGNED, DTYPE, {jac})"
+        )
+
+    def backward_kernels(self) -> str:
+        S, P = len(self.slots), len(self.params)
+        rows = self.rows + 1  # and the size of the cotangents
+        grads = [*self.grads, "u_bar", *["dt_bar"] * self.timed]
+        outputs = ", ".join([*self.stored, *grads, "final", "h0_bar", "w_bar", "edges"])
+        more = ", grad_b, grad_t, grad_c" if "grad" in self.grads else ""
+        flags = (
+            "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
+            "    BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
+        )
+        out = commas(self.m, self.j, "size", self.v)
+        first = [
+            "if h0 is None:",
+            f"    {self.names('f')} = {self.names('tl.zeros([BLOCK], DTYPE)')}",
+            "else:",
+            *(
+                f"    f{i} = tl.load(h0 + (b * {S} + {i}) * D + d, mask=lane, other=0.0)"
+                for i in self.slots
+            ),
+        ]
+        ending = [
+            *(
+                f"put(w_bar + (tl.cast(chunk, tl.int64) * {P} + {i}) * N + lanes, v{i}, lane, "
+                "ALIGNED)"
+                for i in self.params
+            ),
+            "if chunk == 0:",
+            *(
+                f"    put(h0_bar + (b * {S} + {i}) * D + d, m{i}, lane, ALIGNED)"
+                for i in self.slots
+            ),
+        ]
+        scale = "tl.maximum(tl.abs(m#), size)"
+        loose = " | ".join(f"far(a{i}, {scale.replace('#', str(i))}, tol)" for i in self.slots)
+        peak = "0.0"
+        for i, k in self.product:
+            peak = f"tl.maximum({peak}, largest(q{i}{k}, 1.0, lane))"
+        size_at = f"{rows - 1} * N"
+        return f'''
+@triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks"]})
+def adjoint_chunks(
+    {self.inputs}, {outputs}, B, T, L, chunks, blocks, W{more}, tol,
+    {flags}, SEVERAL: tl.constexpr,
+):
+    """Cotangents of every chunk, from a guess of what enters it on the right."""
+    index = tl.program_id(0) % blocks
+    chunk = tl.program_id(0) // blocks
+{indent(self.opening(), 1)}
+{indent(first, 1)}
+    begin = tl.cast(chunk, tl.int64) * L
+    end = tl.minimum(begin + L, T)
+    late = tl.minimum(end + W, T)
+    if final is None:
+        {self.m} = {self.names("tl.zeros([BLOCK], DTYPE)")}
+    else:
+{indent([f"m{i} = tl.load(final + (b * {S} + {i}) * D + d, mask=lane & (late == T), other=0.0)" for i in self.slots], 2)}
+    count = (end - begin).to(tl.int32)
+    if SEVERAL:
+        here = edges + tl.cast(chunk, tl.int64) * {rows} * N + lanes
+        size = tl.zeros([BLOCK], DTYPE)
+        {self.j} = {self.entries("tl.zeros([BLOCK], DTYPE)")}
+{indent([f"v{i} = tl.zeros([BLOCK], DTYPE)" for i in self.params], 2)}
+        for phase in range(2):
+            t = tl.where(phase == 0, late, end)
+            n = tl.where(phase == 0, (late - end).to(tl.int32), count)
+            {out} = {self.walked_back("t - 1", "n", write="phase == 1", jac="True")}
+            if phase == 0:
+{indent(self.record("store", "start", "m", "here"), 4)}
+                put(here + {size_at}, size, lane, ALIGNED)
+{indent(self.record("store", "end", "m", "here") + self.record("store", "jac", "j", "here"), 2)}
+    else:
+        {out} = {self.walked_back("end - 1", "count", jac="False")}
+{indent(ending, 1)}
+
+
+@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks"]})
+def readjoint(
+    {self.inputs}, {outputs}, B, T, L, chunks, blocks{more}, tol,
+    {flags},
+):
+    """The exact correction of what enters a chunk on the right, and a walk where it moved."""
+    index = tl.program_id(0) % blocks
+    chunk = tl.program_id(0) // blocks
+{indent(self.opening(), 1)}
+    if chunk < chunks - 1:
+        record = {rows} * N
+        here = edges + tl.cast(chunk, tl.int64) * record + lanes
+{indent(self.record("load", "start", "m", "here"), 2)}
+        size = tl.load(here + {size_at}, mask=lane, other=1.0)
+        there = here + record
+{indent(self.record("load", "end", "a", "there"), 2)}
+{indent([f"a{i} = jump(a{i}, m{i})" for i in self.slots], 2)}
+{indent(self.record("load", "jac", "q", "there"), 2)}
+        right = chunk + 1
+        while (right < chunks - 1) & ({peak} > 0):
+{indent(self.record("load", "start", "y", "there"), 3)}
+            there += record
+{indent(self.record("load", "end", "z", "there"), 3)}
+{indent([f"z{i} = jump(z{i}, y{i})" for i in self.slots], 3)}
+{indent(self.applied("a", "q", "z", transposed=True), 3)}
+{indent(self.record("load", "jac", "y", "there"), 3)}
+            {self.times("q", "y", "q", self.product, self.product)}
+            right += 1
+        loose = lane & ({loose})
+        if tl.max(loose.to(tl.int32)) > 0:
+{indent(first, 3)}
+            {self.m} = {self.names("tl.where(loose, m# + a#, m#)")}
+            begin = tl.cast(chunk, tl.int64) * L
+            end = begin + L
+            {out} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False")}
+{indent(ending, 3)}
+'''

@@ -1,0 +1,226 @@
+"""The kernels of the forward pass: ``forward``, ``correct`` and ``repair``."""
+
+from __future__ import annotations
+
+from .pieces import ANY, FLAGS, Pieces, commas, indent
+
+
+class Forward(Pieces):
+    """Walks a chunk forwards, and the kernels that do."""
+
+    def forward_step(self, u: int) -> list[str]:
+        args = self.arguments(u, self.s)
+        every = ", ".join(f"e{i}{j}" for i in self.slots for j in self.slots)
+        step = [f"e{i}{j}" for i, j in self.step]
+        return [
+            *self.cut(u, self.s.split(", ")),
+            "if JAC:",
+            f"    {self.s}, {every} = step_jacobian({args})",
+            *("    " + line for line in self.cut(u, step)),
+            f"    {self.times('j', 'e', 'j', self.step, self.product)}",
+            "else:",
+            f"    {self.s}{',' * (len(self.slots) == 1)} = step({args})",
+            *(
+                f"tl.store({self.slot_at(i, str(u))}, s{i}, mask=both(lane, write, ALIGNED))"
+                for i in self.slots
+            ),
+        ]
+
+    def forward(self) -> str:
+        U = self.unroll
+        pointers = [*self.source, *self.stored]
+        places = ", ".join(pointers)
+        moved = " | ".join(
+            f"far(jump(s{i}, o{i}), tl.maximum(tl.abs(o{i}), 1.0), tol / 4)" for i in self.slots
+        )
+        old = [f"o{i} = tl.load({self.slot_at(i, str(U - 1))}, {ANY})" for i in self.slots]
+        units: list[str] = []
+        for u in range(U):
+            units += [f"# step {u}", *self.forward_step(u), *self.fetch(u, str(u), None)]
+        start = ", ".join(f"tl.zeros_like(s0) + {int(i == k)}" for i, k in self.product)
+        return f'''
+@triton.jit
+def walk(
+    {commas(self.s, self.w, places)}, lane, n, write, {self.strides}, tol,
+    {FLAGS}, JAC: tl.constexpr, MEET: tl.constexpr,
+):
+    """n steps from a state: the state after them, their Jacobian product, and whether the walk
+    met the stored states on its way, so that those after hold."""
+    {self.j} = {start}
+    met = n < 0
+    whole = tl.where(n >= {U}, {U}, 0)
+{indent([line for u in range(U) for line in self.fetch(u, str(u), f"{u} < n")], 1)}
+    while (n >= {U}) & (met == 0):
+        if MEET:
+{indent(old, 3)}
+        # What a step loads is for the block after, or the same again if that is not whole.
+        ahead = tl.where(n >= {2 * U}, {U}, 0)
+{indent(self.move("ahead", self.source), 2)}
+{indent(units, 2)}
+{indent(self.move(str(U), self.stored), 2)}
+        n -= {U}
+        if MEET:
+            met = tl.max(tl.where(lane, ({moved}).to(tl.int32), 0)) == 0
+{indent(self.move("whole", self.source), 1)}
+    if met == 0:
+        for _ in range(n):
+{indent(self.fetch(0, "0", None) + self.forward_step(0) + self.move("1", pointers), 3)}
+    return {self.s}, {self.j}, met
+'''
+
+    def at(self, t: str) -> str:
+        """Pointers of a walk that begins at step ``t`` (a 64-bit number)."""
+        base = {
+            "u": "u + b * u_b + {t} * u_t + d * u_c",
+            "dt": "dt + b * dt_b + {t} * dt_t",
+            "r": "r + b * r_b + {t} * r_t",
+            "last": "last + (b * T + {t}) * D + d",
+            "others": f"others + (b * T + {{t}}) * {self.others} * D + d",
+        }
+        return ", ".join(base[name].format(t=t) for name in [*self.source, *self.stored])
+
+    def walked(
+        self, state: str, t: str, n: str, *, write: str = "True", jac: str, meet: str
+    ) -> str:
+        args = commas(state, self.w, self.at(t))
+        flags = f"D, WIDTH, ALIGNED, DTYPE, {jac}, {meet}"
+        return f"walk({args}, lane, {n}, {write}, {self.strides}, tol, {flags})"
+
+    def finished(self, name: str) -> list[str]:
+        """Write the state after the last step."""
+        n = len(self.slots)
+        return [
+            f"put(final + (b * {n} + {i}) * D + d, {name}{i}, lane, ALIGNED)" for i in self.slots
+        ]
+
+    def forward_kernels(self) -> str:
+        S = len(self.slots)
+        outputs = ", ".join([*self.stored, "final", "edges", "miss"])
+        sizes = "B, T, L, chunks, blocks"
+        flags = (
+            "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
+            "    BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
+        )
+        scale = "tl.maximum(tl.abs(e#), 1.0)"
+        loose = " | ".join(f"far(a{i}, {scale.replace('#', str(i))}, tol)" for i in self.slots)
+        worst = "0.0"
+        for i in self.slots:
+            worst = f"tl.maximum({worst}, largest(a{i}, {scale.replace('#', str(i))}, lane))"
+        size = "0.0"
+        for i, k in self.product:
+            size = f"tl.maximum({size}, largest(q{i}{k}, 1.0, lane))"
+        return f'''
+@triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks"]})
+def forward(
+    {self.inputs}, {outputs}, {sizes}, W, tol,
+    {flags}, SEVERAL: tl.constexpr,
+):
+    """Guess and walk every chunk."""
+    index = tl.program_id(0) % blocks
+    chunk = tl.program_id(0) // blocks
+{indent(self.opening(), 1)}
+    begin = tl.cast(chunk, tl.int64) * L
+    early = tl.maximum(begin - W, 0)
+    if h0 is None:
+        {self.s} = {self.names("tl.zeros([BLOCK], DTYPE)")}
+    else:
+{indent([f"s{i} = tl.load(h0 + (b * {S} + {i}) * D + d, mask=lane & (early == 0), other=0.0)" for i in self.slots], 2)}
+    count = tl.minimum(L, T - begin).to(tl.int32)
+    if SEVERAL:
+        here = edges + tl.cast(chunk, tl.int64) * {self.rows} * N + lanes
+        {self.j} = {self.entries("tl.zeros([BLOCK], DTYPE)")}
+        for phase in range(2):
+            t = tl.where(phase == 0, early, begin)
+            n = tl.where(phase == 0, (begin - early).to(tl.int32), count)
+            {self.s}, {self.j}, met = {self.walked(self.s, "t", "n", write="phase == 1", jac="True", meet="False")}
+            if phase == 0:
+{indent(self.record("store", "start", "s", "here"), 4)}
+{indent(self.record("store", "end", "s", "here") + self.record("store", "jac", "j", "here"), 2)}
+    else:
+        {self.s}, {self.j}, met = {self.walked(self.s, "begin", "count", jac="False", meet="False")}
+    if begin + L >= T:
+{indent(self.finished("s"), 2)}
+
+
+@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "k"]})
+def correct(
+    {self.inputs}, {outputs}, {sizes}, k, tol,
+    {flags}, MEET: tl.constexpr,
+):
+    """Newton correction number k of every chunk's start, and a walk where it moved."""
+    index = tl.program_id(0) % blocks
+    chunk = tl.program_id(0) // blocks
+{indent(self.opening(), 1)}
+    active = k == 0
+    if k > 0:
+        active = worst(miss + (k - 1) * chunks * blocks + index, chunks, blocks) > tol
+    if active:
+        begin = tl.cast(chunk, tl.int64) * L
+        record = {self.rows} * N
+        here = edges + ((k % 2) * chunks + chunk) * record + lanes
+{indent(self.record("load", "start", "s", "here"), 2)}
+{indent(self.record("load", "end", "x", "here"), 2)}
+{indent(self.record("load", "jac", "j", "here"), 2)}
+        {self.names("e")} = {self.names("s")}
+        {self.names("a")} = {self.names("tl.zeros_like(s#)")}
+        if chunk > 0:
+            there = here - record
+{indent(self.record("load", "end", "e", "there"), 3)}
+{indent([f"a{i} = jump(e{i}, s{i})" for i in self.slots], 3)}
+{indent(self.record("load", "jac", "q", "there"), 3)}
+            left = chunk - 1
+            while (left > 0) & ({size} > tol / 16):
+{indent(self.record("load", "start", "y", "there"), 4)}
+                there -= record
+{indent(self.record("load", "end", "z", "there"), 4)}
+{indent([f"z{i} = jump(z{i}, y{i})" for i in self.slots], 4)}
+{indent(self.applied("a", "q", "z"), 4)}
+{indent(self.record("load", "jac", "y", "there"), 4)}
+                {self.times("q", "q", "y", self.product, self.product)}
+                left -= 1
+        put(miss + (k * chunks + chunk) * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32) + {worst}, True, True)
+        loose = lane & ({loose})
+        if tl.max(loose.to(tl.int32)) > 0:
+{indent([f"e{i} = tl.where(tl.abs(a{i}) < float('inf'), s{i} + a{i}, e{i})" for i in self.slots], 3)}
+            {self.s} = {self.names("tl.where(loose, e#, s#)")}
+            {self.names("y")}, {self.entries("q#")}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac="True", meet="MEET")}
+            {self.names("x")} = {self.names("tl.where(met, x#, y#)")}
+            {self.j} = {self.entries("tl.where(met, j#, q#)")}
+            if begin + L >= T:
+{indent(self.finished("x"), 4)}
+        here = edges + (((k + 1) % 2) * chunks + chunk) * record + lanes
+{indent(self.record("store", "start", "s", "here") + self.record("store", "end", "x", "here") + self.record("store", "jac", "j", "here"), 2)}
+    else:
+        put(miss + (k * chunks + chunk) * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32), True, True)
+
+
+@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "k"]})
+def repair(
+    {self.inputs}, {outputs}, {sizes}, k, tol,
+    {flags}, MEET: tl.constexpr,
+):
+    """Walk again, in the order of time, every chunk that does not start where the one before
+    ends; row k of miss gets their number."""
+    index = tl.program_id(0)
+{indent(self.opening(), 1)}
+    count = 0
+    if worst(miss + (k - 1) * chunks * blocks + index, chunks, blocks) > tol:
+        record = {self.rows} * N
+        here = edges + (k % 2) * chunks * record + lanes
+{indent(self.record("load", "end", "e", "here"), 2)}
+        for chunk in range(1, chunks):
+            here += record
+{indent(self.record("load", "start", "s", "here"), 3)}
+{indent(self.record("load", "end", "x", "here"), 3)}
+{indent([f"a{i} = jump(e{i}, s{i})" for i in self.slots], 3)}
+            loose = lane & ({loose})
+            if tl.max(loose.to(tl.int32)) > 0:
+                count += 1
+                begin = tl.cast(chunk, tl.int64) * L
+                {self.s} = {self.names("tl.where(loose, e#, s#)")}
+                {self.names("y")}, {self.j}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac="False", meet="MEET")}
+                {self.names("x")} = {self.names("tl.where(met, x#, y#)")}
+            {self.names("e")} = {self.names("x")}
+{indent(self.finished("e"), 2)}
+    put(miss + k * chunks * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32) + count, True, True)
+'''

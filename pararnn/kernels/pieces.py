@@ -1,0 +1,204 @@
+"""What the kernels of one Spec are written from: names, matrices, loads and records.
+
+Names in the text: ``s0 …`` slots, ``c0_2`` drive 0 of the step in flight number 2, ``w0 …``
+recurrent parameters, ``m0 …`` cotangents of the slots, ``j01`` entry (0, 1) of a Jacobian product.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from ..spec import Spec
+
+Entry = tuple[int, int]
+
+ANY = "mask=None if ALIGNED else lane"
+FLAGS = "D: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
+
+
+def commas(*parts: str) -> str:
+    """The parts that are not empty, as one list."""
+    return ", ".join(part for part in parts if part)
+
+
+def indent(lines: list[str], depth: int) -> str:
+    return "\n".join("    " * depth + line if line else "" for line in lines)
+
+
+class Pieces:
+    """The text of one Spec's kernels.
+
+    Parameters
+    ----------
+    spec
+        A channelwise Spec.
+    unroll
+        Steps in flight.
+    resets
+        Whether a mask says where the state starts anew.
+    grads
+        Whether there are cotangents of the last slot, and of the other slots.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        unroll: int = 8,
+        resets: bool = False,
+        grads: tuple[bool, bool] = (True, False),
+    ):
+        self.spec, self.unroll, self.resets = spec, unroll, resets
+        self.slots, self.drives = range(len(spec.slots)), range(len(spec.drive_list))
+        self.params = range(len(spec.map_list) + len(spec.param_list))
+        fz = spec.factorization
+        rows = fz.channel_jacobian([sympy.Symbol(f"c{i}") for i in range(fz.n_state)])
+        self.step: list[Entry] = [(i, j) for i in self.slots for j in self.slots if rows[i][j] != 0]
+        self.product = self._closure()
+        self.others = len(self.slots) - 1
+        self.timed = any(d.given for d in spec.drive_list)
+        self.s, self.m = self.names("s"), self.names("m")
+        self.j = self.entries("j#")
+        self.w = ", ".join(f"w{i}" for i in self.params)
+        flight = range(unroll)
+        loads = [f"c{k}" for k in self.drives] + ["x"] * resets
+        self.c = ", ".join(f"{name}_{u}" for u in flight for name in loads)
+        before = [f"p{i}" for i in self.slots]
+        self.graded = [i for i in self.slots if grads[i < len(self.slots) - 1]]
+        before += [f"g{i}" for i in self.graded]
+        self.grads = ["grad"] * grads[0] + ["rest"] * (grads[1] and bool(self.others))
+        self.v = ", ".join(f"v{i}" for i in self.params)
+        self.p = ", ".join(f"{name}_{u}" for u in flight for name in before)
+        self.source = ["u", *["dt"] * self.timed, *["r"] * resets]
+        self.stored = ["last", *["others"] * bool(self.others)]
+        self.strides = ", ".join(["u_t", "u_c", *["dt_t"] * self.timed, *["r_t"] * resets])
+
+    def _closure(self) -> list[Entry]:
+        """The entries that a product of Jacobians can have."""
+        found = set(self.step) | {(i, i) for i in self.slots}
+        while more := {(i, k) for i, j in found for jj, k in found if j == jj} - found:
+            found |= more
+        return sorted(found)
+
+    def names(self, form: str) -> str:
+        """``names("s")`` → ``"s0, s1"``; a form with ``#`` has the number in its place."""
+        form = form + "#" if form.isidentifier() else form
+        return ", ".join(form.replace("#", str(i)) for i in self.slots)
+
+    def entries(self, form: str) -> str:
+        return ", ".join(form.replace("#", f"{i}{k}") for i, k in self.product)
+
+    def times(self, target: str, left: str, right: str, of: list[Entry], by: list[Entry]) -> str:
+        """``target = left · right`` for matrices with structural zeros."""
+        targets, values = [], []
+        for i, k in self.product:
+            terms = [
+                f"{left}{i}{j}*{right}{j}{k}" for j in self.slots if (i, j) in of and (j, k) in by
+            ]
+            targets.append(f"{target}{i}{k}")
+            values.append(" + ".join(terms) or f"0*{right}{k}{k}")
+        return f"{', '.join(targets)} = {', '.join(values)}"
+
+    def applied(self, target: str, matrix: str, vector: str, transposed: bool = False) -> list[str]:
+        """``target += matrix · vector``; where the vector is 0, so is the product."""
+        lines = []
+        for i in self.slots:
+            for j in self.slots:
+                entry = (j, i) if transposed else (i, j)
+                if entry in self.product:
+                    value = f"{matrix}{entry[0]}{entry[1]}*{vector}{j}"
+                    lines.append(f"{target}{i} += tl.where({vector}{j} == 0, 0.0, {value})")
+        return lines
+
+    # -- where things are ------------------------------------------------------------------------
+
+    def slot_at(self, i: int, steps: str) -> str:
+        """Address of a stored slot, some steps from where the pointers stand."""
+        if i == len(self.slots) - 1:
+            return f"last + {steps} * D"
+        return f"others + ({steps} * {self.others} + {i}) * D"
+
+    def fetch(self, u: int, steps: str, condition: str | None) -> list[str]:
+        """Load the drives and the reset of a step; masked ones are never used."""
+        mask = f"mask=both(lane, {condition}, ALIGNED)" if condition else ANY
+        lines = []
+        for k in self.drives:
+            at = f"u + ({steps} * u_t + {k} * D * u_c)"
+            if self.spec.drive_list[k].given:
+                at = f"dt + {steps} * dt_t"
+            lines.append(f"c{k}_{u} = tl.load({at}, {mask})")
+        if self.resets:
+            lines.append(f"x_{u} = tl.load(r + {steps} * r_t, {mask})")
+        return lines
+
+    def cut(self, u: int, names: list[str]) -> list[str]:
+        """Where step ``u`` starts anew, what comes from before is zero."""
+        return [f"{n} = tl.where(x_{u} != 0, 0.0, {n})" for n in names] if self.resets else []
+
+    def arguments(self, u: int, state: str) -> str:
+        """Arguments of the printed step programs at the step in flight ``u``."""
+        drives = [f"c{k}_{u}.to(DTYPE)" for k in self.drives]
+        return commas(state, *drives, self.w)
+
+    def move(self, steps: str, pointers: list[str], sign: str = "+") -> list[str]:
+        stride = {
+            "u": "u_t",
+            "dt": "dt_t",
+            "r": "r_t",
+            "last": "D",
+            "others": f"{self.others} * D",
+            "grad": "grad_t",
+            "rest": f"{self.others} * D",
+            "u_bar": "WIDTH",
+            "dt_bar": "D",
+        }
+        return [f"{name} {sign}= {steps} * {stride[name]}" for name in pointers]
+
+    # -- what every kernel begins with, and what it keeps of a chunk -------------------------------
+
+    @property
+    def inputs(self) -> str:
+        """Arguments of every kernel, as far as this Spec has them."""
+        batch = ["u_b", *["dt_b"] * self.timed, *["r_b"] * self.resets]
+        return commas(*self.source, "h0", self.w, *batch, self.strides)
+
+    def weights(self) -> list[str]:
+        """Load the recurrent parameters, which stay in registers."""
+        axes = [self.spec.axes] * len(self.spec.map_list)
+        axes += [p.axes for p in self.spec.param_list]
+        return [
+            f"w{i} = tl.load(w{i} + d, mask=lane, other=0.0).to(DTYPE)"
+            if axes[i]
+            else f"w{i} = tl.load(w{i}).to(DTYPE)"
+            for i in self.params
+        ]
+
+    def opening(self) -> list[str]:
+        """Where this program is, and what it holds throughout."""
+        return [
+            "b, d, lanes, lane = place(index, B, D, BLOCK, ALIGNED)",
+            "N = tl.cast(B, tl.int64) * D",
+            "if PACKED:  # the strides are known",
+            "    u_t = WIDTH",
+            "    u_c = 1",
+            *self.weights(),
+        ]
+
+    def row(self, kind: str, i: int) -> int:
+        """Row of a chunk's record: its start, its end, its Jacobian product."""
+        return i + {"start": 0, "end": len(self.slots), "jac": 2 * len(self.slots)}[kind]
+
+    @property
+    def rows(self) -> int:
+        return 2 * len(self.slots) + len(self.product)
+
+    def record(self, verb: str, kind: str, name: str, at: str) -> list[str]:
+        """Load or store starts, ends or products of a chunk's record at ``at``."""
+        keys = [f"{i}{k}" for i, k in self.product] if kind == "jac" else [*map(str, self.slots)]
+        lines = []
+        for i, key in enumerate(keys):
+            where = f"{at} + {self.row(kind, i)} * N"
+            if verb == "load":
+                lines.append(f"{name}{key} = tl.load({where}, mask=lane, other=0.0)")
+            else:
+                lines.append(f"put({where}, {name}{key}, lane, ALIGNED)")
+        return lines
