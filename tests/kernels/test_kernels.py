@@ -25,12 +25,12 @@ QUICK = [
     at("trio", T=7, unroll=4, grads=("others",), resets="zero"),
     # several chunks: length not a multiple of unroll, last chunk of one step
     at("ParaGRU[diag]", T=7, length=3, unroll=4, warmup=1, layout="time-major"),
-    at("ParaLSTM", T=7, length=2, warmup=3, h0=False, flat=True),
+    at("ParaLSTM", T=5, length=2, warmup=3, h0=False, flat=True),
     at("ParaCfC[consistent]", T=9, length=4, warmup=2, layout="sliced", resets="some"),
-    at("ParaNLRU", T=10, length=3, warmup=1, resets="borders"),
+    at("ParaNLRU", T=7, length=3, warmup=1, resets="borders"),
     at("trio", T=6, length=2, warmup=50, resets="some", grads=("others", "final")),
     # chunks of one step
-    at("ParaGRU[diag]", T=4, length=1, warmup=1),
+    at("ParaGRU[diag]", T=3, length=1, warmup=1),
     # sizes: one channel, several blocks of lanes, aligned blocks
     at("ParaGRU[diag]", B=33, T=3, D=1, length=2, resets="some"),
     at("ParaLSTM", B=2, T=3, D=17, length=2, warmup=1),
@@ -38,15 +38,15 @@ QUICK = [
     at("ParaGRU[diag]", B=1, T=4, D=64, length=2, warmup=1, resets="some"),
     at("trio", B=1, T=4, D=32, length=3, warmup=1, h0=False),
     # what never converges by itself is repaired
-    at("ParaGRU[diag]", T=9, length=2, warmup=1, corrections=1, scale=4, repaired=True),
-    at("ParaLSTM", T=8, length=2, warmup=1, corrections=1, scale=3, repaired=True),
+    at("ParaGRU[diag]", T=7, length=2, warmup=1, corrections=1, scale=4, repaired=True),
+    at("ParaLSTM", T=6, length=2, warmup=1, corrections=1, scale=3, repaired=True),
     at("ParaGRU[diag]", T=6, length=2, resets="borders", corrections=1, repaired=False),
     # one Newton correction solves what is linear in the state
-    at("linear", T=7, length=2, warmup=1, corrections=1, repaired=False, resets="some"),
+    at("linear", T=5, length=2, warmup=1, corrections=1, repaired=False, resets="some"),
     at("gate", T=5, length=2, warmup=1, corrections=1, repaired=False),  # no parameters
     # dtypes
-    at("ParaGRU[diag]", T=7, length=3, warmup=1, dtype=torch.float32, resets="some"),
-    at("ParaLSTM", T=7, length=3, warmup=1, dtype=torch.bfloat16, grads=("last",)),
+    at("ParaGRU[diag]", T=5, length=3, warmup=1, dtype=torch.float32, resets="some"),
+    at("ParaLSTM", T=4, length=3, warmup=1, dtype=torch.bfloat16, grads=("last",)),
     at("ParaCfC[published]", T=5, length=2, dtype=torch.float16, warmup=1),
     at("ParaSLSTM[exp]", T=5, dtype=torch.float32),
 ]  # fmt: skip
@@ -143,7 +143,7 @@ def base(kit, cell="ParaLSTM", **changes):
     return kit.Case(cell, **{"B": 3, "T": 5, "D": 4, "length": 3, "warmup": 1, **changes})
 
 
-@pytest.mark.parametrize("length", [0, 3])
+@pytest.mark.parametrize("length", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_the_same_call_twice(kit, length):
     case = base(kit, length=length)
     data = kit.draw(case)
@@ -151,8 +151,7 @@ def test_the_same_call_twice(kit, length):
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
-@pytest.mark.parametrize("length", [0, 3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("length", "dtype"), [(0, torch.bfloat16), (3, torch.float64)])
 def test_causality(kit, length, dtype):
     """What comes after step t changes nothing before it."""
     case = base(kit, "ParaCfC[published]", length=length, dtype=dtype)
@@ -169,7 +168,9 @@ def test_causality(kit, length, dtype):
 
 
 @pytest.mark.parametrize("length", [0, 3])
-@pytest.mark.parametrize("wild", [pytest.param(1.0, marks=pytest.mark.slow), 30.0, NAN])
+@pytest.mark.parametrize(
+    "wild", [*(pytest.param(w, marks=pytest.mark.slow) for w in (1.0, 30.0)), NAN]
+)
 def test_samples_and_channels_do_not_see_each_other(kit, length, wild):
     """Other samples and other channels of the same block change no bit, not even NaN."""
     case = base(kit, length=length, resets="some")
@@ -309,11 +310,10 @@ def test_the_record_of_mismatches(kit):
     assert float(miss[0].max()) > 1e-3  # the guesses were off
     assert 0 < float(miss[1].max()) < float(miss[0].max()) ** 2  # and corrected by Newton
     assert float(miss[2, 0]) == 0
-    forgetting = kit.Case("ParaGRU[diag]", T=9, length=3, warmup=9)
+    forgetting = kit.Case("ParaGRU[diag]", T=5, length=3, warmup=5)
     assert float(kit.verify(forgetting)[0].max()) == 0  # walked from the start: exact
-    for T, count in ((8, 0), (9, 0)):
-        case = kit.Case("ParaGRU[diag]", T=T, length=T)
-        assert kit.forward(case, kit.draw(case))[3].numel() == count
+    single = kit.Case("ParaGRU[diag]", T=3, length=3)
+    assert kit.forward(single, kit.draw(single))[3].numel() == 0
 
 
 def test_a_loose_tolerance_is_kept(kit):

@@ -1,0 +1,138 @@
+"""Text of the kernels, and the plans that they run by."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import pararnn
+from pararnn.kernels import source
+from pararnn.kernels.plan import CORRECTIONS, Plan, plan
+
+NAMES = ("ParaGRU[diag]", "ParaLSTM", "ParaSLSTM[sigmoid]", "ParaCfC[published]", "ParaNLRU")
+
+
+def spec_of(name):
+    return pararnn.get_cell(name).factory(2).spec
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_python_and_reads_the_same(name):
+    text = source(spec_of(name))
+    assert text == source(spec_of(name))
+    functions = {f.name for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
+    assert functions == {
+        *("step", "step_jacobian", "adjoint", "walk", "walk_back"),
+        *("forward", "correct", "repair", "adjoint_chunks", "readjoint", "decode"),
+    }
+    assert source(spec_of(name), resets=True) != text
+    longer = source(spec_of(name), unroll=16)
+    assert len(text) < len(longer) < 3 * len(text)
+
+
+PRINT = """
+import hashlib, pararnn
+from pararnn.kernels import source
+for name in {names}:
+    spec = pararnn.get_cell(name).factory(2).spec
+    for resets in (False, True):
+        print(hashlib.sha256(source(spec, 4, resets).encode()).hexdigest())
+import sys
+assert "triton" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_text_is_the_same_in_every_process():
+    found = set()
+    for seed in ("0", "1", "4242"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", PRINT.format(names=NAMES)]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+def test_one_text_for_all_sizes(kit):
+    """Nothing is printed or compiled again for another batch, length or chunk."""
+    from pararnn.kernels.launch import kernels
+
+    kernels.cache_clear()
+    for B, T, length in ((1, 2, 0), (2, 3, 0), (2, 3, 2), (3, 4, 1)):
+        case = kit.Case("linear", B=B, T=T, length=length, h0=B > 1)
+        kit.forward(case, kit.draw(case))
+    assert kernels.cache_info().misses == 1
+
+
+def test_sizes_are_not_specialized(kit):
+    """Triton compiles a kernel again when a specialized argument changes, so sizes are not."""
+    text = source(spec_of("ParaLSTM"))
+    for kernel in ("forward", "correct", "repair", "adjoint_chunks", "readjoint"):
+        head = text[: text.index(f"def {kernel}(")].splitlines()[-1]
+        for name in ("B", "T", "L", "chunks", "blocks"):
+            assert f"'{name}'" in head, (kernel, name)
+
+
+def test_unused_specs_are_forgotten_by_name_only():
+    from pararnn.solvers.operators import register
+
+    spec = spec_of("ParaLSTM")
+    assert register(spec) == register(spec_of("ParaLSTM")) == spec.fingerprint
+
+
+# -- plans -------------------------------------------------------------------------------------
+
+SHAPES = [(B, T, D) for B in (1, 64, 4096) for T in (0, 1, 31, 512, 100_000) for D in (1, 96, 1024)]
+
+
+@pytest.mark.parametrize("name", ["ParaGRU[diag]", "ParaSLSTM[sigmoid]"])
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("backward", [False, True])
+def test_plans_are_possible(name, itemsize, backward):
+    spec = spec_of(name)
+    for B, T, D in SHAPES:
+        p = plan(spec, B, T, D, itemsize, 132, backward=backward)
+        assert 1 <= p.length <= max(T, 1)
+        assert p.chunks(T) * p.length >= T > (p.chunks(T) - 1) * p.length or T == 0
+        assert p.block in (32, 64, 128)
+        assert p.unroll in (2, 4, 8, 16)
+        assert p.warmup >= 1
+        assert p.corrections == CORRECTIONS
+        if T < 32:
+            assert p.chunks(T) == 1, "a short sequence was cut"
+        if B * D >= 4096 * 1024 and T <= 512:
+            assert p.chunks(T) == 1, "a full machine got chunks"
+
+
+def test_more_lanes_never_need_more_chunks():
+    spec = spec_of("ParaGRU[diag]")
+    for T in (512, 8192, 131072):
+        counts = [plan(spec, B, T, 1024, 4, 132).chunks(T) for B in (1, 2, 4, 8, 16, 32, 64, 128)]
+        assert counts == sorted(counts, reverse=True)
+    assert plan(spec, 1, 131072, 256, 4, 132).chunks(131072) > 16
+
+
+def test_what_is_given_is_kept():
+    spec = spec_of("ParaLSTM")
+    p = plan(spec, 2, 100, 64, 4, 132, length=7, warmup=3, corrections=1, tol=1e-3)
+    assert (p.length, p.warmup, p.corrections, p.tol) == (7, 3, 1, 1e-3)
+    assert plan(spec, 2, 5, 64, 4, 132, length=7).length == 5
+    assert p.chunks(100) == 15
+
+
+def test_chunks_of_a_plan():
+    assert [Plan(length=3).chunks(T) for T in (0, 1, 3, 4, 6, 7)] == [1, 1, 1, 2, 2, 3]
+
+
+def test_half_precision_carries_float32(kit):
+    from pararnn.kernels.launch import Problem
+
+    u = torch.zeros(1, 2, 9, dtype=torch.bfloat16)
+    assert Problem(spec_of("ParaGRU[diag]"), u, ()).dtype == torch.float32
+    assert Problem(spec_of("ParaGRU[diag]"), u.double(), ()).dtype == torch.float64
