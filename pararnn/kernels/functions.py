@@ -153,7 +153,8 @@ def cos(x):
 
 @triton.jit
 def maximum(a, b):
-    return tl.where((a >= b) | (a != a), a, b)
+    # One of the two may be a number.
+    return tl.where(b != b, b, tl.where(a < b, b, a))
 
 
 @triton.jit

@@ -180,7 +180,22 @@ class ExpressionPrinter:
             return f"sqrt({self(base)})", 3
         if exponent.is_number and exponent.is_negative:
             return f"1/{self._atom(base**-exponent)}", 2
+        if self.rank is not None:
+            return self._multiplied(base, exponent)
         return f"{self._atom(base)}**{self._atom(exponent)}", 3
+
+    def _multiplied(self, base: sympy.Expr, exponent: sympy.Expr) -> tuple[str, int]:
+        """A positive power by products and a square root, where there is no ``**``."""
+        if not exponent.is_number or float(2 * exponent) != int(2 * exponent):
+            raise NotImplementedError(
+                f"got the power {base**exponent}, expected an integer or half of one as exponent."
+            )
+        whole, half = divmod(int(2 * exponent), 2)
+        if half:
+            return f"{self._factor(base**whole)}*sqrt({self(base)})", 2
+        if whole % 2:
+            return f"{self._atom(base)}*{self._factor(base ** (whole - 1))}", 2
+        return f"square({self(base ** (whole // 2))})", 3
 
 
 def _sum_order(term: sympy.Expr) -> tuple[bool, bool, str]:

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="mutants may read and write anywhere: interpreter only"
+)
+
 GRU, LSTM, CFC, TRIO = "ParaGRU[diag]", "ParaLSTM", "ParaCfC[published]", "trio"
 
 

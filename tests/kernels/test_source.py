@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import pararnn
-from pararnn.kernels import source
+from pararnn import Spec
+from pararnn.kernels import channelwise, source
 from pararnn.kernels.plan import CORRECTIONS, Plan, plan
+from pararnn.spec import tanh
 
 NAMES = ("ParaGRU[diag]", "ParaLSTM", "ParaSLSTM[sigmoid]", "ParaCfC[published]", "ParaNLRU")
 
@@ -37,7 +39,8 @@ def test_text_is_python_and_reads_the_same(name):
 
 PRINT = """
 import hashlib, pararnn
-from pararnn.kernels import source
+from pararnn import Spec
+from pararnn.kernels import channelwise, source
 for name in {names}:
     spec = pararnn.get_cell(name).factory(2).spec
     for resets in (False, True):
@@ -136,3 +139,35 @@ def test_half_precision_carries_float32(kit):
     u = torch.zeros(1, 2, 9, dtype=torch.bfloat16)
     assert Problem(spec_of("ParaGRU[diag]"), u, ()).dtype == torch.float32
     assert Problem(spec_of("ParaGRU[diag]"), u.double(), ()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("exponent", "text"),
+    [
+        (3, "h*square(h)"),
+        (4, "square(square(h))"),
+        (-1.5, "1/(h*sqrt(h))"),
+        (7, "h*square(h*square(h))"),
+    ],
+)
+def test_powers_are_products(exponent, text):
+    """Triton has no ``**``."""
+    spec = powered(exponent)
+    assert channelwise(spec) is None
+    assert text in source(spec)
+    assert "**" not in source(spec)
+
+
+@pytest.mark.parametrize("exponent", [1 / 3, 0.3, None])
+def test_other_powers_are_refused(exponent):
+    reason = channelwise(powered(exponent))
+    assert "cannot be printed for Triton" in reason
+    assert "half of one as exponent" in reason
+
+
+def powered(exponent):
+    with Spec("Powered") as s:
+        h = s.state("h", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        s.next(h, tanh(u + h ** (u if exponent is None else exponent)))
+    return s
