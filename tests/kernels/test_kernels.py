@@ -229,7 +229,7 @@ def test_aligned_and_other_blocks_have_the_same_bits(kit):
 
 @pytest.mark.parametrize("value", [NAN, float("inf"), float("-inf")])
 @pytest.mark.parametrize("length", [0, 3])
-@pytest.mark.parametrize("cell", ["ParaGRU[diag]", "trio"])
+@pytest.mark.parametrize("cell", [pytest.param("ParaGRU[diag]", marks=pytest.mark.slow), "trio"])
 def test_not_a_number_stays_where_it_is(kit, cell, length, value):
     """A NaN reaches all later steps of its own channel, an infinity what the equation says."""
     case = base(kit, cell, length=length, B=2, T=6, corrections=1)

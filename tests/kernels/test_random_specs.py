@@ -29,7 +29,9 @@ def specs():
     return module
 
 
-@pytest.mark.parametrize("kinks", [False, True], ids=["smooth", "kinks"])
+@pytest.mark.parametrize(
+    "kinks", [pytest.param(False, marks=pytest.mark.slow), True], ids=["smooth", "kinks"]
+)
 @pytest.mark.parametrize(
     "seed", [pytest.param(s, marks=pytest.mark.slow) if i > 0 else s for i, s in enumerate(SEEDS)]
 )
