@@ -146,8 +146,20 @@ def walk_back(
         more = ", grad_b, grad_t, grad_c" if "grad" in self.grads else ""
         flags = (
             "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
-            "    BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
+            "    DENSE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
         )
+        opening = [
+            *self.opening(),
+            *[
+                "if DENSE:  # so are those of the output's cotangent",
+                "    grad_t = D",
+                "    grad_c = 1",
+                "else:",
+                "    grad_t = tl.cast(grad_t, tl.int64)",
+                "    grad_c = tl.cast(grad_c, tl.int64)",
+            ]
+            * ("grad" in self.grads),
+        ]
         out = commas(self.m, self.j, "size", self.v)
         first = [
             "if h0 is None:",
@@ -185,7 +197,7 @@ def adjoint_chunks(
     """Cotangents of every chunk, from a guess of what enters it on the right."""
     index = tl.program_id(0) % blocks
     chunk = tl.program_id(0) // blocks
-{indent(self.opening(), 1)}
+{indent(opening, 1)}
 {indent(first, 1)}
     begin = tl.cast(chunk, tl.int64) * L
     end = tl.minimum(begin + L, T)
@@ -221,7 +233,7 @@ def readjoint(
     """The exact correction of what enters a chunk on the right, and a walk where it moved."""
     index = tl.program_id(0) % blocks
     chunk = tl.program_id(0) // blocks
-{indent(self.opening(), 1)}
+{indent(opening, 1)}
     if chunk < chunks - 1:
         record = {rows} * N
         here = edges + tl.cast(chunk, tl.int64) * record + lanes

@@ -73,16 +73,15 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    # 1 - 2/(1 + e) rounds to multiples of an ulp of 1, so small arguments take odd polynomials.
-    y = x * x
     if x.dtype == tl.float32:
+        # 1 - 2/(1 + e) rounds to multiples of an ulp of 1, so small arguments take a polynomial.
+        y = x * x
         large = 1 - 2 * reciprocal(1 + exp2(x * 2.8853900817779268))
         p = -0.33332947 + y * (0.13320725 + y * (-0.052671812 + y * 0.016437579))
         return tl.where(tl.abs(x) < 0.55, x + x * y * p, large)
     else:
-        large = 1 - 2 / (1 + tl.exp(2 * x))
-        p = y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835 - y * (1382 / 155925)))))
-        return tl.where(tl.abs(x) < 0.04, x + x * p, large)
+        t = expm1(2 * tl.where(x > 20, 20.0, tl.where(x < -20, -20.0, x)))
+        return t / (t + 2)
 
 
 @triton.jit

@@ -149,6 +149,7 @@ def run_adjoint(
     incoming = [g for g in (grad, rest) if g is not None]
     outputs: list[Any] = [u_bar, *[dt_bar if dt_grad else None] * template.timed]
     strides = list(grad.stride()) if grad is not None else []
+    constants["DENSE"] = strides[1:] == [D, 1]
     common = [*problem.inputs(), *stored, *incoming, *outputs, final, h0_bar, w_bar, edges]
     common += [B, T, plan.length, chunks, blocks]
     grid = (chunks * blocks,)

@@ -180,6 +180,9 @@ class Pieces:
             "if PACKED:  # the strides are known",
             "    u_t = WIDTH",
             "    u_c = 1",
+            "else:",
+            "    u_t = tl.cast(u_t, tl.int64)",
+            "    u_c = tl.cast(u_c, tl.int64)",
             *self.weights(),
         ]
 
