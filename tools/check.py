@@ -24,7 +24,7 @@ STEPS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "fragments": (("tools/fragments.py", "--check"), None),
     "docs": (("tools/catalog.py", "--once"), "node"),
     "snippets": ((*PYTEST, "docs", "README.md", "CONTRIBUTING.md"), None),
-    "tests": ((*PYTEST, "tests"), None),
+    "tests": ((*PYTEST, "--numprocesses=auto", "--dist=worksteal", "tests"), None),
     "conformance": ((*PYTEST, "conformance"), None),
 }
 
