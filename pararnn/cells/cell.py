@@ -56,7 +56,8 @@ class Cell(nn.Module):
     facts: ClassVar[Facts | None] = None
     recurrence: ClassVar[Callable[..., Any] | None] = None
     """Hand-written ``recurrence(self, *slots, *drives, *maps, *params)``, in the order of the
-    Spec; a time gap is the last drive. Tensors may have leading dimensions. Returns the next state (a tuple if S > 1)."""
+    Spec; a time gap is the last drive. Tensors may have leading dimensions. Returns the next state
+    (a tuple if S > 1)."""
 
     def __init__(
         self,

@@ -76,6 +76,14 @@ class BoundedCell(Cell):
             )
         return bounded + weights[len(maps) :]
 
+    def hyperparameters(self) -> dict[str, Any]:
+        return {
+            "d_in": self.d_in,
+            "d_h": self.d_h,
+            "max_recurrent_norm": self.max_recurrent_norm,
+            "bias": self.in_proj.bias is not None,
+        }
+
     @torch.no_grad()
     def project_(self) -> None:
         """Replace the recurrent weights by their bounded values, in place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..spec import Spec, sigmoid, tanh
 from .constraints import BoundedCell
+from .danieli import DENSE_INPUT, PAPER, PROJECTED_BOUND
 from .facts import Deviation, Facts, Source, Symbol
 
 STRUCTURES = {"diag": "diagonal", "head": "head"}
@@ -128,24 +130,10 @@ class ParaGRU(BoundedCell):
         summary="Gated recurrent unit with diagonal (mix='diag') or per-head dense (mix='head') "
         "recurrent weights; paper-faithful for mix='diag'.",
         sources=(
-            Source(
-                key="danieli2026pararnn",
-                authors="Danieli, Rodriguez, Sarabia, Suau, Zappella",
-                title="ParaRNN: Unlocking Parallel Training of Nonlinear RNNs for Large Language "
-                "Models",
-                venue="ICLR 2026",
-                year=2026,
-                arxiv="2510.21450",
+            replace(
+                PAPER,
                 equations="eq. 3.1a (gates), 3.3 (diagonal maps), 3.2a (Jacobian), App. A.1 "
                 "(guess), App. C.1 (initialisation and bound)",
-                bibtex="""@inproceedings{danieli2026pararnn,
-  title     = {{ParaRNN}: Unlocking Parallel Training of Nonlinear {RNNs} for Large Language Models},
-  author    = {Danieli, Federico and Rodriguez, Pau and Sarabia, Miguel and Suau, Xavier and Zappella, Luca},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2026},
-  eprint    = {2510.21450},
-  archivePrefix = {arXiv}
-}""",
             ),
             Source(
                 key="cho2014learning",
@@ -183,20 +171,8 @@ class ParaGRU(BoundedCell):
                 "research-variant: another recurrence, with Jacobian class 'head'",
                 "structure",
             ),
-            Deviation(
-                "The bound of App. C.1 is a projection inside the forward pass, through which the "
-                "gradient passes straight",
-                "the paper clips weights during training and does not give the mechanism",
-                "the effective weight is the clipped one at every moment; with project_() after "
-                "every optimizer step the stored one is, too",
-                "constraint",
-            ),
-            Deviation(
-                "W_* is dense over the whole input",
-                "the paper's multi-head option makes it block-diagonal",
-                "more input parameters; the recurrence is the same",
-                "equation",
-            ),
+            PROJECTED_BOUND,
+            DENSE_INPUT,
             Deviation(
                 "Recurrent vectors start Gaussian with standard deviation 1/sqrt(d_h)",
                 "the paper says Xavier Gaussian for a diagonal matrix; this counts it as d_h x d_h",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from ..spec import Spec, sigmoid, tanh
 from .constraints import BoundedCell
+from .danieli import DENSE_INPUT, PAPER, PROJECTED_BOUND
 from .facts import Deviation, Facts, Source, Symbol
-from .para_gru import ParaGRU
 
 
 @cache
@@ -94,14 +95,6 @@ class ParaLSTM(BoundedCell):
         memory = kept + written
         return memory, torch.sigmoid(u_o + A_o * h + C_o * memory) * torch.tanh(memory)
 
-    def hyperparameters(self) -> dict[str, Any]:
-        return {
-            "d_in": self.d_in,
-            "d_h": self.d_h,
-            "max_recurrent_norm": self.max_recurrent_norm,
-            "bias": self.in_proj.bias is not None,
-        }
-
     facts = Facts(
         title="ParaLSTM",
         slug="para_lstm",
@@ -110,16 +103,10 @@ class ParaLSTM(BoundedCell):
         summary="Long short-term memory with coupled input and forget gates, peepholes and "
         "diagonal recurrent weights; two state slots.",
         sources=(
-            Source(
-                key="danieli2026pararnn",
-                authors="Danieli, Rodriguez, Sarabia, Suau, Zappella",
-                title=ParaGRU.facts.sources[0].title,
-                venue="ICLR 2026",
-                year=2026,
-                arxiv="2510.21450",
+            replace(
+                PAPER,
                 equations="eq. 3.1b (gates), 3.3 (diagonal maps), 3.2b (Jacobian), App. A.1 "
                 "(guess), App. C.1 (initialisation and bound)",
-                bibtex=ParaGRU.facts.sources[0].bibtex,
             ),
             Source(
                 key="greff2017lstm",
@@ -152,20 +139,8 @@ class ParaLSTM(BoundedCell):
             Symbol("c_f, c_o", "(d_h,)", "peepholes: c_f on the old memory, c_o on the new one"),
         ),
         deviations=(
-            Deviation(
-                "The bound of App. C.1 is a projection inside the forward pass, through which the "
-                "gradient passes straight",
-                "the paper clips weights during training and does not give the mechanism",
-                "the effective weight is the clipped one at every moment; with project_() after "
-                "every optimizer step the stored one is, too",
-                "constraint",
-            ),
-            Deviation(
-                "W_* is dense over the whole input",
-                "the paper's multi-head option makes it block-diagonal",
-                "more input parameters; the recurrence is the same",
-                "equation",
-            ),
+            PROJECTED_BOUND,
+            DENSE_INPUT,
             Deviation(
                 "Recurrent vectors and peepholes start Gaussian with standard deviation "
                 "1/sqrt(d_h)",

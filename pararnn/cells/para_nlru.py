@@ -101,14 +101,6 @@ class ParaNLRU(BoundedCell):
         scale = torch.sqrt(-torch.expm1(2 * log_a))
         return torch.exp(log_a) * h + scale * torch.sigmoid(u_i) * torch.tanh(u_n + w * h)
 
-    def hyperparameters(self) -> dict[str, Any]:
-        return {
-            "d_in": self.d_in,
-            "d_h": self.d_h,
-            "max_recurrent_norm": self.max_recurrent_norm,
-            "bias": self.in_proj.bias is not None,
-        }
-
     facts = Facts(
         title="ParaNLRU",
         slug="para_nlru",

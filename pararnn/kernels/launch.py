@@ -11,8 +11,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from .._checks import state_dtype
 from ..spec import Spec
 from .plan import Plan
+from .support import channels
 from .template import Template
 
 STATE = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -45,12 +47,11 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float64 if self.u.dtype == torch.float64 else torch.float32
+        return state_dtype(self.u.dtype)
 
     @property
     def width(self) -> int:
-        vectors = sum(not d.given for d in self.spec.drive_list)
-        return self.u.shape[2] // vectors
+        return channels(self.spec, self.u)
 
     @property
     def slots(self) -> int:
@@ -166,7 +167,7 @@ def run_decode(
 ) -> None:
     """One step from ``h`` ``(B, S, D)`` with drives ``u`` ``(B, WIDTH)``, written to ``out``,
     which is contiguous and may be ``h``."""
-    (B, _, D), state = h.shape, torch.float64 if u.dtype == torch.float64 else torch.float32
+    B, _, D = h.shape
     decode = kernels(spec, 1, False)["decode"]
     gap = [] if dt is None else [dt]
     strides = [u.stride(0), *(g.stride(0) for g in gap), u.stride(1)]
@@ -176,6 +177,6 @@ def run_decode(
         D=D,
         BLOCK=block,
         ALIGNED=D % block == 0,
-        DTYPE=STATE[state],
+        DTYPE=STATE[state_dtype(u.dtype)],
         num_warps=block // 32,
     )

@@ -10,7 +10,7 @@ than fit on the machine at once (its registers decide) run in waves::
 
 The model takes the number of chunks with the least time. Only sizes and the number of function
 calls in the Spec enter, never a cell's name. Its constants were measured on an NVIDIA H200 (132
-processors) with ParaGRU (``mix='diag'``); see the performance page.
+processors) with ParaGRU (``mix='diag'``); see the benchmarks page.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from ..spec import Spec
 from .template import Template
@@ -29,6 +30,11 @@ def channelwise(spec: Spec) -> str | None:
     except NotImplementedError as error:
         return f"its expressions cannot be printed for Triton: {error}"
     return None
+
+
+def channels(spec: Spec, u: Tensor) -> int:
+    """Channels of a state, from packed drives ``(..., WIDTH)``."""
+    return u.shape[-1] // len(spec.projected)
 
 
 def missing(device: torch.device) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import state_dtype
 from ..solvers import NewtonConfig
 from ..solvers.api import choice
 from ..solvers.task import Task, has_spec
@@ -91,8 +92,7 @@ def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
         dtype = torch.get_autocast_dtype(x.device.type)
     u = torch.empty(1, dtype=dtype, device=like.device).expand(batch, total, width)
     gaps = u[..., 0] if takes_gaps(cell) else None
-    state = torch.float64 if dtype == torch.float64 else torch.float32
-    chosen = choice(Task(cell, u, None, None, params, state, gaps), config, method)
+    chosen = choice(Task(cell, u, None, None, params, state_dtype(dtype), gaps), config, method)
     return LayerPath(
         cell.spec.name if has_spec(cell) else type(cell).__name__,
         chosen.path,

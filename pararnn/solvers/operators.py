@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import state_dtype
 from ..kernels.plan import Plan, plan
+from ..kernels.support import channels
 from ..spec import Spec
-from .dynamics import SpecDynamics
+from .dynamics import SpecDynamics, pack
 from .implicit import Problem, differentiable_gradients
 
 Settings = tuple[int, int, int, float]
@@ -59,14 +61,6 @@ _LIBRARY.define(
 )
 
 
-def _state_dtype(u: Tensor) -> torch.dtype:
-    return torch.float64 if u.dtype == torch.float64 else torch.float32
-
-
-def _width(spec: Spec, u: Tensor) -> int:
-    return u.shape[2] // len(spec.projected)
-
-
 @lru_cache(maxsize=16)
 def _processors(device: torch.device) -> int:
     if device.type != "cuda":
@@ -80,7 +74,7 @@ def planned(spec: Spec, u: Tensor, settings: Settings, backward: bool) -> Plan:
         spec,
         u.shape[0],
         u.shape[1],
-        _width(spec, u),
+        channels(spec, u),
         u.element_size(),
         _processors(u.device),
         backward=backward,
@@ -103,16 +97,14 @@ def _forward(
     from ..kernels import launch
 
     spec = _SPECS[name]
-    if u.shape[0] * u.shape[1] * u.shape[2] == 0:
-        last, others, final = _empty(name, u, dt, h0, resets, params, *settings)
-        miss, chosen = u.new_empty(0), planned(spec, u, settings, backward=False)
-        if _REPORTS:
-            _REPORTS[-1].append((miss, chosen))
-        return last, others, final.zero_() if h0 is None else final.copy_(h0)
-    with _on(u):
-        chosen = planned(spec, u, settings, backward=False)
-        problem = launch.Problem(spec, u, tuple(params), dt, h0, resets)
-        last, others, final, miss = launch.run_forward(problem, chosen)
+    chosen = planned(spec, u, settings, backward=False)
+    if u.numel() == 0:
+        last, others, final = _empty(name, u)
+        final, miss = final.zero_() if h0 is None else final.copy_(h0), u.new_empty(0)
+    else:
+        with _on(u):
+            problem = launch.Problem(spec, u, tuple(params), dt, h0, resets)
+            last, others, final, miss = launch.run_forward(problem, chosen)
     if _REPORTS:
         _REPORTS[-1].append((miss, chosen))
     return last, others, final
@@ -136,7 +128,7 @@ def _backward(
     from ..kernels import launch
 
     spec = _SPECS[name]
-    if u.shape[0] * u.shape[1] * u.shape[2] == 0:
+    if u.numel() == 0:
         out = _empty_back(name, u, dt, h0, resets, params, last, others, grad, rest, final, dt_grad)
         for t in out:
             t.zero_()
@@ -157,18 +149,10 @@ def _on(u: Tensor) -> Iterator[None]:
         yield
 
 
-def _empty(
-    name: str,
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-    *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(name: str, u: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
     spec = _SPECS[name]
-    (B, T, _), D, S = u.shape, _width(spec, u), len(spec.slots)
-    state = _state_dtype(u)
+    (B, T, _), D, S = u.shape, channels(spec, u), len(spec.slots)
+    state = state_dtype(u.dtype)
     return (
         u.new_empty(B, T, D),
         u.new_empty(B, T, S - 1, D, dtype=state),
@@ -192,8 +176,8 @@ def _empty_back(
     *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     spec = _SPECS[name]
-    (B, T, width), D, S = u.shape, _width(spec, u), len(spec.slots)
-    state = _state_dtype(u)
+    (B, T, width), D, S = u.shape, channels(spec, u), len(spec.slots)
+    state = state_dtype(u.dtype)
     return (
         u.new_empty(B, T, width),
         u.new_empty(B if dt_grad else 0, T, D, dtype=state),
@@ -272,9 +256,9 @@ def _twice(
     final: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor | None]]:
     """Gradients that can be differentiated again, by eager operations."""
-    spec, state = _SPECS[name], _state_dtype(u)
+    spec, state = _SPECS[name], state_dtype(u.dtype)
     S, D = len(spec.slots), last.shape[-1]
-    packed = u if dt is None else torch.cat([u, dt.unsqueeze(-1).to(u.dtype)], -1)
+    packed = u if dt is None else pack(u, dt)
 
     def stacked(front: Tensor | None, back: Tensor | None) -> Tensor:
         parts = [
@@ -298,7 +282,7 @@ def _twice(
     packed_bar, start_bar, bars = differentiable_gradients(
         problem, make(tuple(params)), stacked(others, last), packed, start, g, tuple(params)
     )
-    u_bar = packed_bar[..., : u.shape[-1]]
+    u_bar = packed_bar[..., : u.shape[-1]].to(u.dtype)
     dt_bar = None if dt is None else packed_bar[..., -1].to(dt.dtype)
     h0_bar = None if h0 is None else (start_bar.unsqueeze(1) if S == 1 else start_bar)
     return (

@@ -79,7 +79,7 @@ def decode(
     if not target.is_contiguous():
         raise ValueError("out: got a tensor that is not contiguous; use out.contiguous().")
     shape = (-1, cell.state_slots, cell.d_h)
-    params = [p.contiguous() for p in cell.recurrent_params()]
+    params = list(cell.recurrent_params())
     start = h.contiguous().view(shape)
     u = u.reshape(start.shape[0], u.shape[-1])
     dt = None if dt is None else dt.reshape(-1)
