@@ -13,19 +13,19 @@ class Backward(Pieces):
         before it, and cotangents of the state after it. The ``last`` step of a block can be the
         first of the sequence, with no state before it."""
         lines = self.fetch(u, f"-{steps}", condition)
-        mask = f"mask=both(lane, {condition}, ALIGNED)" if condition else ANY
+        mask = f"both(lane, {condition}, ALIGNED)" if condition else ANY
         exists = " & ".join(
             [f"({condition})"] * bool(condition) + [f"({steps} < ahead_top)"] * last
         )
-        before = f"mask=both(lane, {exists}, ALIGNED)" if exists else ANY
+        before = f"both(lane, {exists}, ALIGNED)" if exists else ANY
         lines += [
-            f"p{i}_{u} = tl.load({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots
+            f"p{i}_{u} = read({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots
         ]
         for i in self.graded:
             at = f"grad - {steps} * grad_t"
             if i < self.others:
                 at = f"rest + (-{steps} * {self.others} + {i}) * D"
-            lines.append(f"g{i}_{u} = tl.load({at}, {mask})")
+            lines.append(f"g{i}_{u} = read({at}, {mask})")
         return lines
 
     def backward_step(self, u: int, last: bool) -> list[str]:
@@ -37,13 +37,13 @@ class Backward(Pieces):
         drives, params = [f"d{k}" for k in self.drives], [f"h{i}" for i in self.params]
         results = ", ".join([self.m, *drives, *params])
         incoming = [f"m{i} + g{i}_{u}.to(DTYPE)" if i in self.graded else f"m{i}" for i in slots]
-        there = "mask=both(lane, write, ALIGNED)"
-        store = [f"tl.store(u_bar + (-{u} * WIDTH + {k} * D), d{k}, {there})" for k in columns]
+        there = "both(lane, write, ALIGNED)"
+        store = [f"write_if(u_bar + (-{u} * WIDTH + {k} * D), d{k}, {there})" for k in columns]
         if self.timed:
             k = next(k for k in self.drives if self.spec.drive_list[k].given)
             store += [
                 "if dt_bar is not None:",
-                f"    tl.store(dt_bar - {u} * D, d{k}, {there})",
+                f"    write_if(dt_bar - {u} * D, d{k}, {there})",
             ]
         size = "size"
         for i in slots:
@@ -74,19 +74,21 @@ class Backward(Pieces):
         held = commas(self.names("f"), self.w)
         strides = self.strides + ", grad_t" * ("grad" in self.grads)
         units: list[str] = []
+        loads: list[str] = []
         for u in range(U):
             last = u == U - 1
             units += [f"# step {u}", *self.backward_step(u, last)]
-            units += self.fetch_back(u, str(u), None, last)
+            loads += self.fetch_back(u, str(u), None, last)
         prologue = [line for u in range(U) for line in self.fetch_back(u, str(u), f"{u} < n", True)]
         start = ", ".join(f"tl.zeros_like(m0) + {int(i == k)}" for i, k in self.product)
+        flight = commas(self.c, self.p)
         out = commas(self.m, self.j, "size", self.v)
         timed = ["if dt_bar is not None:", f"    dt_bar -= {U} * D"] if self.timed else []
         timed_one = ["if dt_bar is not None:", "    dt_bar -= D"] if self.timed else []
         return f'''
 @triton.jit
 def walk_back(
-    {self.m}, {held}, {places}, lane, n, top, write, {strides},
+    {self.m}, {held}, {places}, lane, n, top, write, once, {strides},
     {FLAGS}, JAC: tl.constexpr,
 ):
     """n steps backwards from step ``top``: the cotangent before them, the product of their
@@ -98,11 +100,14 @@ def walk_back(
     whole = tl.where(n >= {U}, {U}, 0)
 {indent(prologue, 1)}
     while n >= {U}:
-        # What a step loads is for the block before, or the same again if that is not whole.
+        # As forwards: load the block of steps before this one, then make this one's.
         ahead = tl.where(n >= {2 * U}, {U}, 0)
         ahead_top = top - ahead
 {indent(self.move("ahead", source, "-"), 2)}
-{indent(units, 2)}
+{indent(self.following(loads), 2)}
+        for _ in range(once):
+{indent(units, 3)}
+        {flight} = {", ".join(self.following(flight.split(", ")))}
 {indent(self.move(str(U), targets, "-") + timed, 2)}
         n -= {U}
         top -= {U}
@@ -135,7 +140,7 @@ def walk_back(
         held = commas(self.names("f"), self.w)
         return (
             f"walk_back({self.m}, {held}, {', '.join(places)}, lane, {n}, ({t}).to(tl.int32), "
-            f"{write}, {strides}, D, WIDTH, ALIGNED, DTYPE, {jac})"
+            f"{write}, once, {strides}, D, WIDTH, ALIGNED, DTYPE, {jac})"
         )
 
     def backward_kernels(self) -> str:
@@ -189,9 +194,9 @@ def walk_back(
             peak = f"tl.maximum({peak}, largest(q{i}{k}, 1.0, lane))"
         size_at = f"{rows - 1} * N"
         return f'''
-@triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks"]})
+@triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks", "once"]})
 def adjoint_chunks(
-    {self.inputs}, {outputs}, B, T, L, chunks, blocks, W{more}, tol,
+    {self.inputs}, {outputs}, B, T, L, chunks, blocks, once, W{more}, tol,
     {flags}, SEVERAL: tl.constexpr,
 ):
     """Cotangents of every chunk, from a guess of what enters it on the right."""
@@ -225,9 +230,9 @@ def adjoint_chunks(
 {indent(ending, 1)}
 
 
-@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks"]})
+@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once"]})
 def readjoint(
-    {self.inputs}, {outputs}, B, T, L, chunks, blocks{more}, tol,
+    {self.inputs}, {outputs}, B, T, L, chunks, blocks, once{more}, tol,
     {flags},
 ):
     """The exact correction of what enters a chunk on the right, and a walk where it moved."""

@@ -21,7 +21,7 @@ class Forward(Pieces):
             "else:",
             f"    {self.s}{',' * (len(self.slots) == 1)} = step({args})",
             *(
-                f"tl.store({self.slot_at(i, str(u))}, s{i}, mask=both(lane, write, ALIGNED))"
+                f"write_if({self.slot_at(i, str(u))}, s{i}, both(lane, write, ALIGNED))"
                 for i in self.slots
             ),
         ]
@@ -33,15 +33,16 @@ class Forward(Pieces):
         moved = " | ".join(
             f"far(jump(s{i}, o{i}), tl.maximum(tl.abs(o{i}), 1.0), tol / 4)" for i in self.slots
         )
-        old = [f"o{i} = tl.load({self.slot_at(i, str(U - 1))}, {ANY})" for i in self.slots]
+        old = [f"o{i} = tl.load({self.slot_at(i, str(U - 1))}, mask={ANY})" for i in self.slots]
         units: list[str] = []
         for u in range(U):
-            units += [f"# step {u}", *self.forward_step(u), *self.fetch(u, str(u), None)]
+            units += [f"# step {u}", *self.forward_step(u)]
+        loads = [line for u in range(U) for line in self.fetch(u, str(u), None)]
         start = ", ".join(f"tl.zeros_like(s0) + {int(i == k)}" for i, k in self.product)
         return f'''
 @triton.jit
 def walk(
-    {commas(self.s, self.w, places)}, lane, n, write, {self.strides}, tol,
+    {commas(self.s, self.w, places)}, lane, n, write, once, {self.strides}, tol,
     {FLAGS}, JAC: tl.constexpr, MEET: tl.constexpr,
 ):
     """n steps from a state: the state after them, their Jacobian product, and whether the walk
@@ -53,10 +54,14 @@ def walk(
     while (n >= {U}) & (met == 0):
         if MEET:
 {indent(old, 3)}
-        # What a step loads is for the block after, or the same again if that is not whole.
+        # Load the block of steps after this one, or this one again if that is not whole. The
+        # loop of one pass keeps the compiler from moving the loads to where they are waited for.
         ahead = tl.where(n >= {2 * U}, {U}, 0)
 {indent(self.move("ahead", self.source), 2)}
-{indent(units, 2)}
+{indent(self.following(loads), 2)}
+        for _ in range(once):
+{indent(units, 3)}
+        {self.c} = {", ".join(self.following(self.c.split(", ")))}
 {indent(self.move(str(U), self.stored), 2)}
         n -= {U}
         if MEET:
@@ -84,7 +89,7 @@ def walk(
     ) -> str:
         args = commas(state, self.w, self.at(t))
         flags = f"D, WIDTH, ALIGNED, DTYPE, {jac}, {meet}"
-        return f"walk({args}, lane, {n}, {write}, {self.strides}, tol, {flags})"
+        return f"walk({args}, lane, {n}, {write}, once, {self.strides}, tol, {flags})"
 
     def finished(self, name: str) -> list[str]:
         """Write the state after the last step."""
@@ -96,7 +101,7 @@ def walk(
     def forward_kernels(self) -> str:
         S = len(self.slots)
         outputs = ", ".join([*self.stored, "final", "edges", "miss"])
-        sizes = "B, T, L, chunks, blocks"
+        sizes = "B, T, L, chunks, blocks, once"
         flags = (
             "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
             "    BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
@@ -110,7 +115,7 @@ def walk(
         for i, k in self.product:
             size = f"tl.maximum({size}, largest(q{i}{k}, 1.0, lane))"
         return f'''
-@triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks"]})
+@triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks", "once"]})
 def forward(
     {self.inputs}, {outputs}, {sizes}, W, tol,
     {flags}, SEVERAL: tl.constexpr,
@@ -142,7 +147,7 @@ def forward(
 {indent(self.finished("s"), 2)}
 
 
-@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "k"]})
+@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once", "k"]})
 def correct(
     {self.inputs}, {outputs}, {sizes}, k, tol,
     {flags}, MEET: tl.constexpr,
@@ -194,7 +199,7 @@ def correct(
         put(miss + (k * chunks + chunk) * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32), True, True)
 
 
-@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "k"]})
+@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once", "k"]})
 def repair(
     {self.inputs}, {outputs}, {sizes}, k, tol,
     {flags}, MEET: tl.constexpr,

@@ -187,10 +187,157 @@ def both(lane, condition, ALIGNED: tl.constexpr):
 
 @triton.jit
 def put(at, value, lane, ALIGNED: tl.constexpr):
-    if ALIGNED:
-        tl.store(at, value)
+    write_if(at, value, None if ALIGNED else lane)
+
+
+# -- memory ------------------------------------------------------------------------------------
+#
+# Loads and stores of every step are written as instructions of the machine. Triton would choose a
+# layout for each together with all others that it is connected to, at a cost in compile time that
+# grows with the square of their number; here lanes simply lie one after the other. The interpreter
+# takes Triton's own.
+
+
+@triton.jit
+def fetch(at):
+    """The lanes' values at an address each; what is read there must not change meanwhile."""
+    kind: tl.constexpr = at.dtype.element_ty
+    where = at.to(tl.int64)
+    if kind == tl.float64:
+        return tl.inline_asm_elementwise(
+            "ld.global.f64 $0, [$1];",
+            "=d,l",
+            [where],
+            dtype=tl.float64,
+            is_pure=True,
+            pack=1,
+        )
+    elif kind == tl.float32:
+        return tl.inline_asm_elementwise(
+            "ld.global.f32 $0, [$1];",
+            "=f,l",
+            [where],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    elif kind == tl.uint8:
+        return tl.inline_asm_elementwise(
+            "ld.global.u8 $0, [$1];",
+            "=r,l",
+            [where],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
     else:
-        tl.store(at, value, mask=lane)
+        return tl.inline_asm_elementwise(
+            "ld.global.b16 $0, [$1];",
+            "=h,l",
+            [where],
+            dtype=tl.int16,
+            is_pure=True,
+            pack=1,
+        ).to(kind, bitcast=True)
+
+
+@triton.jit
+def fetch_if(at, there):
+    """The same, only where ``there`` is not 0; elsewhere the value is 0."""
+    kind: tl.constexpr = at.dtype.element_ty
+    where = at.to(tl.int64)
+    if kind == tl.float64:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.f64 $0, 0d0000000000000000; @p ld.global.f64 $0, [$1]; }",
+            "=d,l,r",
+            [where, there],
+            dtype=tl.float64,
+            is_pure=True,
+            pack=1,
+        )
+    elif kind == tl.float32:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.f32 $0, 0f00000000; @p ld.global.f32 $0, [$1]; }",
+            "=f,l,r",
+            [where, there],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    elif kind == tl.uint8:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.u32 $0, 0; @p ld.global.u8 $0, [$1]; }",
+            "=r,l,r",
+            [where, there],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b16 $0, 0; @p ld.global.b16 $0, [$1]; }",
+            "=h,l,r",
+            [where, there],
+            dtype=tl.int16,
+            is_pure=True,
+            pack=1,
+        ).to(kind, bitcast=True)
+
+
+@triton.jit
+def store_if(at, value, there):
+    """Write the lanes' values where ``there`` is not 0."""
+    kind: tl.constexpr = at.dtype.element_ty
+    where = at.to(tl.int64)
+    if kind == tl.float64:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.f64 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,d,r",
+            [where, value.to(kind), there],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    elif kind == tl.float32:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.f32 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,f,r",
+            [where, value.to(kind), there],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b16 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,h,r",
+            [where, value.to(kind).to(tl.int16, bitcast=True), there],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def read(at, mask):
+    """What a step loads; a masked lane's value is not used."""
+    if INTERPRETED:
+        return tl.load(at, mask=mask, other=0)
+    elif mask is None:
+        return fetch(at)
+    else:
+        return fetch_if(at, tl.cast(mask, tl.int32))
+
+
+@triton.jit
+def write_if(at, value, mask):
+    """What a step stores."""
+    if INTERPRETED:
+        tl.store(at, value, mask=mask)
+    elif mask is None:
+        store_if(at, value, 1)
+    else:
+        store_if(at, value, tl.cast(mask, tl.int32))
 
 
 # -- differences -------------------------------------------------------------------------------

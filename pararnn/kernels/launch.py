@@ -108,7 +108,7 @@ def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, T
         (plan.corrections + 1) * several, chunks, blocks, device=u.device, dtype=torch.float32
     )
     stored = [last, others] if S > 1 else [last]
-    common = [*problem.inputs(), *stored, final, edges, miss, B, T, plan.length, chunks, blocks]
+    common = [*problem.inputs(), *stored, final, edges, miss, B, T, plan.length, chunks, blocks, 1]
     grid = (chunks * blocks,)
     found["forward"][grid](*common, plan.warmup, plan.tol, SEVERAL=several, **constants)
     if several:
@@ -152,7 +152,7 @@ def run_adjoint(
     strides = list(grad.stride()) if grad is not None else []
     constants["DENSE"] = strides[1:] == [D, 1]
     common = [*problem.inputs(), *stored, *incoming, *outputs, final, h0_bar, w_bar, edges]
-    common += [B, T, plan.length, chunks, blocks]
+    common += [B, T, plan.length, chunks, blocks, 1]
     grid = (chunks * blocks,)
     found["adjoint_chunks"][grid](
         *common, plan.warmup, *strides, plan.tol, SEVERAL=several, **constants

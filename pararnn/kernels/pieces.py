@@ -12,7 +12,7 @@ from ..spec import Spec
 
 Entry = tuple[int, int]
 
-ANY = "mask=None if ALIGNED else lane"
+ANY = "None if ALIGNED else lane"
 FLAGS = "D: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
 
 
@@ -119,16 +119,20 @@ class Pieces:
 
     def fetch(self, u: int, steps: str, condition: str | None) -> list[str]:
         """Load the drives and the reset of a step; masked ones are never used."""
-        mask = f"mask=both(lane, {condition}, ALIGNED)" if condition else ANY
+        mask = f"both(lane, {condition}, ALIGNED)" if condition else ANY
         lines = []
         for k in self.drives:
             at = f"u + ({steps} * u_t + {k} * D * u_c)"
             if self.spec.drive_list[k].given:
                 at = f"dt + {steps} * dt_t"
-            lines.append(f"c{k}_{u} = tl.load({at}, {mask})")
+            lines.append(f"c{k}_{u} = read({at}, {mask})")
         if self.resets:
-            lines.append(f"x_{u} = tl.load(r + {steps} * r_t, {mask})")
+            lines.append(f"x_{u} = read(r + {steps} * r_t, {mask})")
         return lines
+
+    def following(self, lines: list[str]) -> list[str]:
+        """The same loads, for the block of steps that follows."""
+        return [f"z{line}" for line in lines]
 
     def cut(self, u: int, names: list[str]) -> list[str]:
         """Where step ``u`` starts anew, what comes from before is zero."""
@@ -201,7 +205,7 @@ class Pieces:
         for i, key in enumerate(keys):
             where = f"{at} + {self.row(kind, i)} * N"
             if verb == "load":
-                lines.append(f"{name}{key} = tl.load({where}, mask=lane, other=0.0)")
+                lines.append(f"{name}{key} = read({where}, lane)")
             else:
                 lines.append(f"put({where}, {name}{key}, lane, ALIGNED)")
         return lines

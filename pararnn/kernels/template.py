@@ -39,7 +39,7 @@ class Template(Forward, Backward):
         for k in self.drives:
             given = self.spec.drive_list[k].given
             at = "dt + b * dt_b" if given else f"u + b * u_b + ({k} * D + d) * u_c"
-            load.append(f"c{k}_0 = tl.load({at}, {ANY})")
+            load.append(f"c{k}_0 = tl.load({at}, mask={ANY})")
         store = [f"put(out + (b * {S} + {i}) * D + d, s{i}, lane, ALIGNED)" for i in self.slots]
         inputs = commas(*source, "h", self.w, "out", "B", *batch)
         return f'''
