@@ -18,9 +18,7 @@ class Backward(Pieces):
             [f"({condition})"] * bool(condition) + [f"({steps} < ahead_top)"] * last
         )
         before = f"both(lane, {exists}, ALIGNED)" if exists else ANY
-        lines += [
-            f"p{i}_{u} = read({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots
-        ]
+        lines += [f"p{i}_{u} = read({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots]
         for i in self.graded:
             at = f"grad - {steps} * grad_t"
             if i < self.others:
@@ -37,14 +35,13 @@ class Backward(Pieces):
         drives, params = [f"d{k}" for k in self.drives], [f"h{i}" for i in self.params]
         results = ", ".join([self.m, *drives, *params])
         incoming = [f"m{i} + g{i}_{u}.to(DTYPE)" if i in self.graded else f"m{i}" for i in slots]
-        there = "both(lane, write, ALIGNED)"
-        store = [f"write_if(u_bar + (-{u} * WIDTH + {k} * D), d{k}, {there})" for k in columns]
+        store = [
+            line for k in columns for line in self.add_to(f"u_bar + (-{u} * WIDTH + {k} * D)", k)
+        ]
         if self.timed:
             k = next(k for k in self.drives if self.spec.drive_list[k].given)
-            store += [
-                "if dt_bar is not None:",
-                f"    write_if(dt_bar - {u} * D, d{k}, {there})",
-            ]
+            lines = self.add_to(f"dt_bar - {u} * D", k)
+            store += ["if dt_bar is not None:", *("    " + line for line in lines)]
         size = "size"
         for i in slots:
             size = f"tl.maximum({size}, tl.abs(m{i}))"
@@ -54,7 +51,8 @@ class Backward(Pieces):
         return [
             *before,
             *self.cut(u, self.names("p").split(", ")),
-            f"{self.m} = {', '.join(incoming)}",
+            "if not PART:",
+            f"    {self.m} = {', '.join(incoming)}",
             "if JAC:",
             f"    size = {size}",
             f"    {self.names('n')}, {every} = step_jacobian({args})",
@@ -64,6 +62,15 @@ class Backward(Pieces):
             *self.cut(u, self.m.split(", ")),
             *store,
             *(f"v{i} += h{i}" for i in self.params),
+        ]
+
+    def add_to(self, at: str, k: int) -> list[str]:
+        """Store the cotangent of a drive, or add a part to what is there."""
+        there = "both(lane, write, ALIGNED)"
+        return [
+            "if PART:",
+            f"    d{k} += read({at}, {there}).to(DTYPE)",
+            f"write_if({at}, d{k}, {there})",
         ]
 
     def backward(self) -> str:
@@ -82,24 +89,27 @@ class Backward(Pieces):
         prologue = [line for u in range(U) for line in self.fetch_back(u, str(u), f"{u} < n", True)]
         start = ", ".join(f"tl.zeros_like(m0) + {int(i == k)}" for i, k in self.product)
         flight = commas(self.c, self.p)
+        alive = " | ".join(f"(tl.abs(m{i}) > floor)" for i in self.slots)
         out = commas(self.m, self.j, "size", self.v)
         timed = ["if dt_bar is not None:", f"    dt_bar -= {U} * D"] if self.timed else []
         timed_one = ["if dt_bar is not None:", "    dt_bar -= D"] if self.timed else []
         return f'''
 @triton.jit
 def walk_back(
-    {self.m}, {held}, {places}, lane, n, top, write, once, {strides},
-    {FLAGS}, JAC: tl.constexpr,
+    {self.m}, {held}, {places}, lane, n, top, write, once, floor, {strides},
+    {FLAGS}, JAC: tl.constexpr, PART: tl.constexpr,
 ):
     """n steps backwards from step ``top``: the cotangent before them, the product of their
-    Jacobians, the largest cotangent on the way, and the parameters' cotangents."""
+    Jacobians, the largest cotangent on the way, and the parameters' cotangents. A PART of a
+    cotangent is added to what is there, until it is below ``floor``; the rest of it is zero."""
+    live = n >= 0
     {self.j} = {start}
     size = tl.zeros_like(m0)
 {indent([f"v{i} = tl.zeros_like(m0)" for i in self.params], 1)}
     ahead_top = top
     whole = tl.where(n >= {U}, {U}, 0)
 {indent(prologue, 1)}
-    while n >= {U}:
+    while (n >= {U}) & live:
         # As forwards: load the block of steps before this one, then make this one's.
         ahead = tl.where(n >= {2 * U}, {U}, 0)
         ahead_top = top - ahead
@@ -111,8 +121,13 @@ def walk_back(
 {indent(self.move(str(U), targets, "-") + timed, 2)}
         n -= {U}
         top -= {U}
+        if PART:
+            live = tl.max(tl.where(lane & ({alive}), 1, 0)) > 0
 {indent(self.move("whole", source, "-"), 1)}
     ahead_top = top
+    if PART:
+        n = tl.where(live, n, 0)
+        {self.m} = {self.names("tl.where(live, m#, 0.0)")}
     for _ in range(n):
 {indent(self.fetch_back(0, "0", None, True) + self.backward_step(0, True), 2)}
 {indent(self.move("1", [*source, *targets], "-") + timed_one, 2)}
@@ -121,7 +136,16 @@ def walk_back(
     return {out}
 '''
 
-    def walked_back(self, t: str, n: str, *, write: str = "True", jac: str) -> str:
+    def walked_back(
+        self,
+        t: str,
+        n: str,
+        *,
+        write: str = "True",
+        jac: str,
+        floor: str = "0.0",
+        part: str = "False",
+    ) -> str:
         """A backward walk of n steps from step ``t``, which is included."""
         base = {
             "u": "u + b * u_b + ({t}) * u_t + d * u_c",
@@ -140,7 +164,7 @@ def walk_back(
         held = commas(self.names("f"), self.w)
         return (
             f"walk_back({self.m}, {held}, {', '.join(places)}, lane, {n}, ({t}).to(tl.int32), "
-            f"{write}, once, {strides}, D, WIDTH, ALIGNED, DTYPE, {jac})"
+            f"{write}, once, {floor}, {strides}, D, WIDTH, ALIGNED, DTYPE, {jac}, {part})"
         )
 
     def backward_kernels(self) -> str:
@@ -186,6 +210,14 @@ def walk_back(
                 f"    put(h0_bar + (b * {S} + {i}) * D + d, m{i}, lane, ALIGNED)"
                 for i in self.slots
             ),
+        ]
+        added = [
+            f"v{i} += read(w_bar + (tl.cast(chunk, tl.int64) * {P} + {i}) * N + lanes, lane)"
+            for i in self.params
+        ]
+        added += [
+            "if chunk == 0:",
+            *(f"    m{i} += read(h0_bar + (b * {S} + {i}) * D + d, lane)" for i in self.slots),
         ]
         scale = "tl.maximum(tl.abs(m#), size)"
         loose = " | ".join(f"far(a{i}, {scale.replace('#', str(i))}, tol)" for i in self.slots)
@@ -261,9 +293,12 @@ def readjoint(
         loose = lane & ({loose})
         if tl.max(loose.to(tl.int32)) > 0:
 {indent(first, 3)}
-            {self.m} = {self.names("tl.where(loose, m# + a#, m#)")}
+            # The backward pass is linear: the correction walks by itself, and is added.
+            floor = tol * tol * size
+            {self.m} = {self.names("tl.where(loose, a#, 0.0)")}
             begin = tl.cast(chunk, tl.int64) * L
             end = begin + L
-            {out} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False")}
+            {out} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False", floor="floor", part="True")}
+{indent(added, 3)}
 {indent(ending, 3)}
 '''
