@@ -322,7 +322,7 @@ def store_if(at, value, there):
 def read(at, mask):
     """What a step loads; a masked lane's value is not used."""
     if INTERPRETED:
-        return tl.load(at, mask=mask, other=0)
+        return tl.load(at, mask=mask, other=None if mask is None else 0)
     elif mask is None:
         return fetch(at)
     else:
