@@ -320,8 +320,10 @@ def store_if(at, value, there):
 
 @triton.jit
 def read(at, mask):
-    """What a step loads; a masked lane's value is not used."""
-    if INTERPRETED:
+    """What a step loads; a masked lane's value is not used. Two-byte numbers of two lanes a thread
+    go through Triton, which joins them to one load."""
+    joined: tl.constexpr = at.dtype.element_ty.primitive_bitwidth == 16 and at.shape[0] > 32
+    if INTERPRETED or joined:
         return tl.load(at, mask=mask, other=None if mask is None else 0)
     elif mask is None:
         return fetch(at)
@@ -332,7 +334,8 @@ def read(at, mask):
 @triton.jit
 def write_if(at, value, mask):
     """What a step stores."""
-    if INTERPRETED:
+    joined: tl.constexpr = at.dtype.element_ty.primitive_bitwidth == 16 and at.shape[0] > 32
+    if INTERPRETED or joined:
         tl.store(at, value, mask=mask)
     elif mask is None:
         store_if(at, value, 1)

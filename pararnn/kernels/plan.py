@@ -24,19 +24,18 @@ from ..spec import Spec
 from ..spec.declarations import Linear
 from ..spec.primitives import primitive_of
 
-CHAIN = {False: 0.18, True: 0.41}
+CHAIN = {False: 0.15, True: 0.19}
 """Microseconds of one step of ParaGRU, forward and backward, where nothing else is short."""
-WORK = {False: 3.0e-6, True: 4.5e-6}
+WORK = {False: 2.6e-6, True: 4.5e-6}
 """Microseconds of one step a lane, with all processors busy."""
 BANDWIDTH = 4.1e6
 """Bytes a microsecond."""
-LAUNCHES = {False: 9.0, True: 3.0}
+LAUNCHES = {False: 8.0, True: 3.0}
 """Microseconds for the launches that check and correct."""
 CALLS = 3
 """Function calls of ParaGRU, to which those of another cell are compared."""
-WARMUP = {2: 48, 4: 32, 8: 64}
-"""Warm-up steps by bytes of a number. Where they are too few, a correction follows, which for
-numbers of two bytes walks the whole chunk again."""
+WARMUP = {2: 32, 4: 32, 8: 64}
+"""Warm-up steps by bytes of a number. Where they are too few, a correction follows."""
 TOLERANCE = {2: 5e-7, 4: 5e-7, 8: 2e-14}
 CORRECTIONS = 2
 EVEN = 8
@@ -73,23 +72,37 @@ def calls(spec: Spec) -> int:
     return max(1, found)
 
 
-def layout(spec: Spec, width: int, lanes: int, itemsize: int, backward: bool) -> tuple[int, int]:
-    """Lanes a program, and steps in flight: few of both where registers are short."""
+def layout(
+    spec: Spec, width: int, lanes: int, itemsize: int, backward: bool, several: bool
+) -> tuple[int, int]:
+    """Lanes a program, and steps in flight: few of both where registers are short.
+
+    Two lanes a thread save instructions once the machine is full, and let two-byte numbers move in
+    pairs; one lane a thread hides more latency.
+    """
     slots = len(spec.slots)
-    if backward:
-        block, unroll = 64, 8 if itemsize == 2 and slots == 1 else 4
+    if itemsize == 8 or slots > 2:
+        return 32, 2 if itemsize == 8 else 4
+    if itemsize == 2 and slots == 1:
+        block, unroll = 64 if backward or (lanes > 60_000 and not several) else 32, 8
+    elif backward:
+        block, unroll = (64, 4) if lanes > 48_000 and not several else (32, 8)
+    elif itemsize == 2 and not several:
+        block, unroll = (64, 4) if lanes > 80_000 else (64 if lanes > 60_000 else 32, 8)
     else:
-        block, unroll = 64 if lanes > 80_000 else 32, 8 if slots < 3 else 4
-    if slots > 2 or itemsize == 8 or width % 64:
-        block = 32
-    return block, 2 if itemsize == 8 else unroll
+        block, unroll = (64, 4) if lanes > 80_000 else (32, 8)
+    return (32 if width % 64 else block), unroll
 
 
-def resident(spec: Spec, itemsize: int, backward: bool) -> int:
-    """Lanes that fit on a processor at once: fewer where a program holds many registers."""
-    if not backward:
+def resident(spec: Spec, itemsize: int, backward: bool, several: bool) -> int:
+    """Lanes of a processor beyond which more of them wait: fewer where a program holds many
+    registers. Without other chunks it carries no Jacobian."""
+    if not several:
         return 1024
-    return 512 if itemsize == 2 and len(spec.slots) == 1 else 768
+    single = len(spec.slots) == 1
+    if backward:
+        return 512 if itemsize == 2 and single else 256
+    return 512 if single else 384
 
 
 @lru_cache(maxsize=4096)
@@ -105,11 +118,10 @@ def chunk_length(
     per_lane = max(WORK[backward] * scale, traffic) * 132 / processors
     chain = CHAIN[backward] * scale
     warmup = WARMUP[itemsize] * read / (read + written)
-    capacity = resident(spec, itemsize, backward) * processors
 
     def walk(length: float, chunks: int) -> float:
-        # Without other chunks a program carries no Jacobian, and more of them fit.
-        waves = max(1, -(-lanes * chunks // (capacity if chunks > 1 else 1024 * processors)))
+        capacity = resident(spec, itemsize, backward, chunks > 1) * processors
+        waves = max(1, -(-lanes * chunks // capacity))
         n = lanes * chunks / waves
         return float(waves * length * (chain**4 + (per_lane * n) ** 4) ** 0.25)
 
@@ -143,8 +155,9 @@ def plan(
     if length is None:
         length = chunk_length(spec, batch, total, width, itemsize, processors, backward)
     length = min(length, max(total, 1))
-    lanes = batch * width * -(-total // length)
-    block, unroll = layout(spec, width, lanes, itemsize, backward)
+    chunks = -(-total // length)
+    lanes = batch * width * chunks
+    block, unroll = layout(spec, width, lanes, itemsize, backward, chunks > 1)
     return Plan(
         length=length,
         warmup=WARMUP[itemsize] if warmup is None else warmup,
