@@ -271,6 +271,7 @@ def tolerances(
         if not of_state:
             terms = {"grad drives": 1, "grad h0": 1, "grad dt": case.D}.get(name, case.B * case.T)
             slack *= max(1.0, math.sqrt(terms) / ROUNDINGS)
+        slack += torch.finfo(state).smallest_normal  # what is smaller may be zero
         ulp = 0.0
         if half is not None and name != "final state" and name != "grad h0":
             ulp = torch.finfo(half).eps / (1 if truncated else 2)

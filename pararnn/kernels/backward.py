@@ -265,7 +265,7 @@ def adjoint_chunks(
 @triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once"]})
 def readjoint(
     {self.inputs}, {outputs}, B, T, L, chunks, blocks, once{more}, tol,
-    {flags},
+    {flags}, PART: tl.constexpr,
 ):
     """The exact correction of what enters a chunk on the right, and a walk where it moved."""
     index = tl.program_id(0) % blocks
@@ -293,12 +293,15 @@ def readjoint(
         loose = lane & ({loose})
         if tl.max(loose.to(tl.int32)) > 0:
 {indent(first, 3)}
-            # The backward pass is linear: the correction walks by itself, and is added.
+            if PART:  # The backward pass is linear: the correction walks by itself, and is added.
+                {self.m} = {self.names("tl.where(loose, a#, 0.0)")}
+            else:  # To add to rounded numbers would round them twice: all is walked again.
+                {self.m} = {self.names("tl.where(loose, m# + a#, m#)")}
             floor = tol * tol * size
-            {self.m} = {self.names("tl.where(loose, a#, 0.0)")}
             begin = tl.cast(chunk, tl.int64) * L
             end = begin + L
-            {out} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False", floor="floor", part="True")}
-{indent(added, 3)}
+            {out} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False", floor="floor", part="PART")}
+            if PART:
+{indent(added, 4)}
 {indent(ending, 3)}
 '''

@@ -318,11 +318,18 @@ def store_if(at, value, there):
         )
 
 
+@triton.constexpr_function
+def pairs(at):
+    """Whether there are two-byte numbers at the addresses, and two lanes a thread."""
+    kind = at.type.scalar.element_ty
+    return at.type.is_block() and at.type.numel > 32 and kind.primitive_bitwidth == 16
+
+
 @triton.jit
 def read(at, mask):
     """What a step loads; a masked lane's value is not used. Two-byte numbers of two lanes a thread
     go through Triton, which joins them to one load."""
-    joined: tl.constexpr = at.dtype.element_ty.primitive_bitwidth == 16 and at.shape[0] > 32
+    joined: tl.constexpr = pairs(at)
     if INTERPRETED or joined:
         return tl.load(at, mask=mask, other=None if mask is None else 0)
     elif mask is None:
@@ -334,7 +341,7 @@ def read(at, mask):
 @triton.jit
 def write_if(at, value, mask):
     """What a step stores."""
-    joined: tl.constexpr = at.dtype.element_ty.primitive_bitwidth == 16 and at.shape[0] > 32
+    joined: tl.constexpr = pairs(at)
     if INTERPRETED or joined:
         tl.store(at, value, mask=mask)
     elif mask is None:

@@ -158,7 +158,8 @@ def run_adjoint(
         *common, plan.warmup, *strides, plan.tol, SEVERAL=several, **constants
     )
     if several:
-        found["readjoint"][grid](*common, *strides, plan.tol, **constants)
+        part = u.dtype == problem.dtype
+        found["readjoint"][grid](*common, *strides, plan.tol, PART=part, **constants)
     return u_bar, dt_bar, h0_bar, w_bar.sum((0, 2))
 
 

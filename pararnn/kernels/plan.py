@@ -34,8 +34,9 @@ LAUNCHES = {False: 8.0, True: 3.0}
 """Microseconds for the launches that check and correct."""
 CALLS = 3
 """Function calls of ParaGRU, to which those of another cell are compared."""
-WARMUP = {2: 32, 4: 32, 8: 64}
-"""Warm-up steps by bytes of a number. Where they are too few, a correction follows."""
+WARMUP = {2: 48, 4: 32, 8: 64}
+"""Warm-up steps by bytes of a number. Where they are too few, a correction follows, which for
+numbers of two bytes walks the whole chunk again."""
 TOLERANCE = {2: 5e-7, 4: 5e-7, 8: 2e-14}
 CORRECTIONS = 2
 EVEN = 8
