@@ -699,6 +699,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", help="folder with pararnn-torch, made by pip install --target")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--revision", default="not given", help="of the code, for the record")
     parser.add_argument("--budget", type=float, default=345, help="seconds; sections are left out")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; repeatable")
@@ -716,6 +717,7 @@ def main() -> int:
     words = ["PYTHONPATH=. python benchmarks/gpu_channelwise.py", "--peer DIR" if args.peer else ""]
     found = {
         "date": datetime.date.today().isoformat(),
+        "revision": args.revision,
         "command": " ".join(filter(None, words)),
         "device": torch.cuda.get_device_name() if cuda else "CPU",
         "torch": torch.__version__,

@@ -298,11 +298,13 @@ CLAUSES: tuple[Clause, ...] = (
         "Narrow dtypes round the output only",
         "A bfloat16 or float16 cell computes in float32 from the same drives: its states are those "
         "of the float32 run rounded once, its final state is in float32, and so for gradients of "
-        "drives and recurrent parameters.",
+        "drives and recurrent parameters. Fused kernels keep the output slot for the backward pass "
+        "as it is given out, rounded: their gradients are those at the kept states, rounded once.",
         "1 ulp of the narrow dtype; gradients 1 ulp after 1e-5 of the largest entry",
         "Rounding gives half an ulp; the float32 runs may differ by C6, which can move a value over "
         "a rounding edge, so 1.",
-        "A float32 twin with the same weights, given the same drives.",
+        "A float32 twin with the same weights, given the same drives; for kept states, autograd of "
+        "every step at them in float64.",
     ),
     Clause(
         25,

@@ -83,6 +83,25 @@ def jacobians(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
     return torch.stack(rows, -2)
 
 
+def adjoint(
+    cell: nn.Module, states: Tensor, h0: Tensor, u: Tensor, cotangents: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of drives and recurrent parameters from the cotangents ``(B, T, *state_shape)`` of
+    all states, by autograd of every step at the given states, whatever led to them."""
+    u = u.detach().clone().requires_grad_()
+    parameters = [getattr(cell, name) for name in cell.spec.parameter_shapes(cell.sizes)]
+    totals = [torch.zeros_like(v) for v in (u, *parameters)]
+    before, carried = shifted(states, h0), torch.zeros_like(states[:, 0])
+    for t in reversed(range(u.shape[1])):
+        h = before[:, t].detach().requires_grad_()
+        drives, more = apart(cell, u[:, t])
+        out = cell.step(h, drives=drives, **more)
+        bar = carried + cotangents[:, t]
+        carried, *parts = torch.autograd.grad(out, [h, u, *parameters], bar)
+        totals = [a + b for a, b in zip(totals, parts, strict=True)]
+    return tuple(totals)
+
+
 def block_bidiagonal(jacobian: Tensor) -> Tensor:
     """The dense matrix ``DF`` of the residual: identity blocks, ``−J_t`` below the diagonal.
 

@@ -48,8 +48,9 @@ def zero(x):
     return tl.zeros_like(x)
 
 
-@triton.jit
-def ratio(p: tl.constexpr, q: tl.constexpr):
+@triton.constexpr_function
+def ratio(p, q):
+    """A fraction, which takes the precision of what it meets."""
     return p / q
 
 
@@ -60,7 +61,7 @@ def diagonal_t(w, x):
 
 @triton.jit
 def sqrt(x):
-    return tl.sqrt(x)
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 @triton.jit
