@@ -52,6 +52,8 @@ _HOMES = {
     "pararnn.layers": (
         "AgreementReport",
         "Explanation",
+        "MinGRUBlock",
+        "MinGRUStack",
         "ParaRNN",
         "explain",
         "verify_agreement",
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
     from .cells import m2rnn_gates as m2rnn_gates
     from .layers import AgreementReport as AgreementReport
     from .layers import Explanation as Explanation
+    from .layers import MinGRUBlock as MinGRUBlock
+    from .layers import MinGRUStack as MinGRUStack
     from .layers import ParaRNN as ParaRNN
     from .layers import explain as explain
     from .layers import verify_agreement as verify_agreement
