@@ -1,6 +1,6 @@
 """Linear recurrences: one scan for every algebra of transition operators."""
 
 from .affine import affine_scan
-from .algebra import Algebra, Block, Dense, Diagonal, Flat, Right
+from .algebra import Algebra, Block, Dense, Diagonal, Flat, Left, Right
 
-__all__ = ["Algebra", "Block", "Dense", "Diagonal", "Flat", "Right", "affine_scan"]
+__all__ = ["Algebra", "Block", "Dense", "Diagonal", "Flat", "Left", "Right", "affine_scan"]

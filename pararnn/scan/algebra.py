@@ -133,3 +133,17 @@ class Right(Algebra):
 
     def transpose(self, op: Tensor) -> Tensor:
         return op.mT
+
+
+@dataclass(frozen=True)
+class Left(Algebra):
+    """Left multiplication of a matrix state ``(..., K, V)``: operators ``(..., K, K)``."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return op @ x
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after @ before
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op.mT

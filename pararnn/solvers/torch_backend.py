@@ -46,13 +46,18 @@ _MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _variants() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+def _variants() -> dict[str, Callable[[Any, Tensor], Tensor]]:
     """Every structure's action, its transposed action, and its action with absolute weights."""
-    out = dict(_MAPS)
+    out: dict[str, Callable[[Any, Tensor], Tensor]] = dict(_MAPS)
     for name, act in _MAPS.items():
         out[f"{name}_t"] = act if name == "diagonal" else _with(act, lambda w: w.mT)
         out[f"{name}_abs"] = _with(act, torch.abs)
-    return out
+    return out | dict.fromkeys(("contract", "contract_t", "contract_abs"), _contract)
+
+
+def _contract(dim: int, x: Tensor) -> Tensor:
+    """Sum over one axis, which stays: the map is its own transpose."""
+    return x.sum(dim, keepdim=True).expand_as(x)
 
 
 def _with(

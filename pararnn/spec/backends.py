@@ -25,7 +25,7 @@ def _heads(weight: Array, x: Array) -> Array:
     return (weight * blocks[..., None, :]).sum(-1).reshape(x.shape)
 
 
-def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Array, Array], Array]]:
+def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Any, Array], Array]]:
     """Each structure's action, transposed action, and action with absolute weights."""
     forward = {
         "diagonal": lambda w, x: w * x,
@@ -33,11 +33,16 @@ def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Array, Arra
         "dense": lambda w, x: (w * x[..., None, :]).sum(-1),
         "right": lambda w, x: (x[..., :, :, None] * w).sum(-2),
     }
-    out: dict[str, Callable[[Array, Array], Array]] = dict(forward)
+    out: dict[str, Callable[[Any, Array], Array]] = dict(forward)
     for name, act in forward.items():
         out[f"{name}_t"] = act if name == "diagonal" else _with(act, _transposed)
         out[f"{name}_abs"] = _with(act, absolute)
-    return out
+    return out | dict.fromkeys(("contract", "contract_t", "contract_abs"), _contract)
+
+
+def _contract(dim: int, x: Array) -> Array:
+    """Sum over one axis, which stays: the map is its own transpose."""
+    return np.broadcast_to(x.sum(axis=dim, keepdims=True), x.shape)
 
 
 def _transposed(weight: Array) -> Array:

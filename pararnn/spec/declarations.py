@@ -54,12 +54,21 @@ class Drive:
 
 @dataclass(frozen=True)
 class Map:
-    """A named recurrent linear map. Its structure decides the Jacobian class of the cell."""
+    """A named recurrent linear map. Its structure decides the Jacobian class of the cell.
+
+    A map of structure ``contract`` has no weight: it sums over one state axis, the ``dim``-th.
+    """
 
     name: str
     structure: str
     latex: str
     spec: object = None  # the open Spec, so that calling the map adds a stage; never compared
+    dim: int = 0
+
+    @property
+    def argument(self) -> str:
+        """What printed programs give the map's function before its operand."""
+        return str(self.dim) if self.structure == "contract" else self.name
 
     def __call__(self, operand: sympy.Expr) -> sympy.Symbol:
         return self.spec._apply_map(self, operand)  # type: ignore[attr-defined]
@@ -114,6 +123,17 @@ class Linear:
     map: Map
     authored: sympy.Expr
     operand: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Read:
+    """``symbol = Σ operand`` over one state axis: what a layer passes on, from the new state."""
+
+    symbol: sympy.Symbol
+    map: Map
+    authored: sympy.Expr
+    operand: sympy.Expr
+    latex: str
 
 
 Stage = Elementwise | Linear

@@ -86,8 +86,8 @@ class Factorization:
 
     @cached_property
     def operands(self) -> tuple[sympy.Expr, ...]:
-        """Operands of linear stages that are more than a slot, each once."""
-        found = (st.operand for st in self.linear)
+        """Operands of weighted linear stages that are more than a slot, each once."""
+        found = (st.operand for st in self.linear if st.map.structure != "contract")
         return tuple(dict.fromkeys(o for o in found if o not in self.slots))
 
     @cached_property
@@ -116,10 +116,23 @@ class Factorization:
         ):
             return "linear"
         structures = {st.map.structure for st in self.carrying}
-        for structure, name in (("right", "m2rnn"), ("dense", "dense"), ("head", "head")):
+        named = (("contract", "dense"), ("right", "m2rnn"), ("dense", "dense"), ("head", "head"))
+        for structure, name in named:
             if structure in structures:
                 return name
         return "diag" if len(self.slots) == 1 else f"block{len(self.slots)}"
+
+    @cached_property
+    def columnwise(self) -> bool:
+        """Whether the Jacobian is one matrix that acts on every column of a matrix state alike:
+        only sums over the rows, and no coefficient that varies along the columns."""
+        axes = self.spec.axes
+        return (
+            len(self.slots) == 1
+            and len(axes) > 1
+            and all(st.map.dim == -2 for st in self.carrying)
+            and not any(axes[-1] in self.spec.axes_of(c) for c in self.coefficients[: self.n_state])
+        )
 
     def channel_jacobian(self, named: Sequence[sympy.Expr]) -> list[list[sympy.Expr]]:
         """Entries ``∂h'_i/∂h_j`` of a channelwise Spec, over names of the first :attr:`n_state`
@@ -157,11 +170,11 @@ def partial(stage: Elementwise, symbol: sympy.Symbol) -> sympy.Expr:
     )
 
 
-def factorize(spec: Spec, *, at_updates: bool = False) -> Factorization:
+def factorize(spec: Spec, *, at: Sequence[sympy.Symbol] = ()) -> Factorization:
     """Forward accumulation through the elementwise stages, stopping at every linear map.
 
-    With ``at_updates`` it stops at every new slot value too, so that a later stage's dependence on
-    it is an edge of its own: shorter to read, but a slot then is both a target and a source.
+    It stops at the stages of ``at`` too (new slot values, say), so that a later stage's dependence
+    on one is an edge of its own: shorter to read, but a slot then is both a target and a source.
     """
     sources = [s.symbol for s in spec.slots]
     sources += [d.symbol for d in spec.drive_list] + [p.symbol for p in spec.param_list]
@@ -191,9 +204,8 @@ def factorize(spec: Spec, *, at_updates: bool = False) -> Factorization:
         else:
             terms = [(s, partial(stage, s)) for s in ordered(stage.expr)]
             tangent[stage.symbol] = accumulate(terms)
-            if at_updates and stage.symbol in updates:
+            if stage.symbol in at:
                 edges[stage.symbol] = tangent[stage.symbol]
                 tangent[stage.symbol] = {stage.symbol: sympy.Integer(1)}
-    if not at_updates:
-        edges |= {symbol: tangent[symbol] for symbol in updates}
+    edges |= {symbol: tangent[symbol] for symbol in updates if symbol not in at}
     return Factorization(spec, tuple(linear), edges)

@@ -277,7 +277,11 @@ RESERVED = frozenset(
         "tanh_backward",
         "zero",
     ]
-    + [s + v for s in ("diagonal", "head", "dense", "right") for v in ("", "_t", "_abs")]
+    + [
+        s + v
+        for s in ("diagonal", "head", "dense", "right", "contract")
+        for v in ("", "_t", "_abs")
+    ]
 )
 """Names that printed programs call, so that no symbol of a Spec may have them."""
 
