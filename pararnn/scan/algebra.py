@@ -33,6 +33,18 @@ class Algebra:
         """The operator of the adjoint recurrence."""
         raise NotImplementedError
 
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Cotangent of the operator, from that of ``A x``."""
+        raise NotImplementedError
+
+    def order(self, op: Tensor) -> int:
+        """Multiplications for one entry of a composed operator."""
+        return op.shape[-1]
+
+    def finite(self, op: Tensor) -> bool:
+        """Whether every entry is a number that can be multiplied by zero."""
+        return bool(op.isfinite().all())
+
 
 @dataclass(frozen=True)
 class Diagonal(Algebra):
@@ -49,6 +61,12 @@ class Diagonal(Algebra):
 
     def transpose(self, op: Tensor) -> Tensor:
         return op
+
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.mul(cotangent, x, out=out)
+
+    def order(self, op: Tensor) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +86,13 @@ class Block(Algebra):
 
     def transpose(self, op: Tensor) -> Tensor:
         return op.transpose(-self.axes - 2, -self.axes - 1)
+
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        left, right = cotangent.unsqueeze(-self.axes - 1), x.unsqueeze(-self.axes - 2)
+        return torch.mul(left, right, out=out)
+
+    def order(self, op: Tensor) -> int:
+        return op.shape[-self.axes - 1]
 
 
 @dataclass(frozen=True)
@@ -119,6 +144,44 @@ class Flat(Algebra):
 
 
 @dataclass(frozen=True)
+class Left(Algebra):
+    """Left multiplication of a matrix state ``(..., k, v)`` by operators ``(..., k, k)``."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return op @ x
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after @ before
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op.mT
+
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.matmul(cotangent, x.mT, out=out)
+
+
+@dataclass(frozen=True)
+class MaxPlus(Algebra):
+    """``x ↦ max(a + x, b)`` a coordinate: a diagonal recurrence of logarithms in which a sum is
+    replaced by its largest term."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return op + x
+
+    def affine(self, op: Tensor, x: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.maximum(op + x, b, out=out)
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after + before
+
+    def order(self, op: Tensor) -> int:
+        return 1
+
+    def finite(self, op: Tensor) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
 class Right(Algebra):
     """Right multiplication of a matrix state ``(..., K, V)``: by one matrix for all rows,
     operators ``(..., V, V)``, or by one a row, ``(..., K, V, V)``."""
@@ -130,20 +193,6 @@ class Right(Algebra):
 
     def compose(self, after: Tensor, before: Tensor) -> Tensor:
         return before @ after
-
-    def transpose(self, op: Tensor) -> Tensor:
-        return op.mT
-
-
-@dataclass(frozen=True)
-class Left(Algebra):
-    """Left multiplication of a matrix state ``(..., K, V)``: operators ``(..., K, K)``."""
-
-    def apply(self, op: Tensor, x: Tensor) -> Tensor:
-        return op @ x
-
-    def compose(self, after: Tensor, before: Tensor) -> Tensor:
-        return after @ before
 
     def transpose(self, op: Tensor) -> Tensor:
         return op.mT
