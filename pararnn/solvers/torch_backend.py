@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -32,6 +33,20 @@ def _maximum(a: Tensor | float, b: Tensor | float) -> Tensor:
     if not isinstance(b, Tensor):
         b = torch.full((), b, dtype=a.dtype, device=a.device)
     return torch.maximum(a, b)
+
+
+def _positive(x: Tensor) -> Tensor:
+    return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
+
+
+def _positive_slope(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(x >= 0, torch.ones_like(y), y * (1 - y))
+
+
+def snap(x: Tensor, m: Tensor | float) -> Tensor:
+    """The multiple of ``2π/m`` nearest to ``x``, exactly; its derivative is 1."""
+    near = torch.round(x.detach() * (m * (0.5 / math.pi))) * (2 * math.pi / m)
+    return near + (x - x.detach()) if x.requires_grad else near
 
 
 def _heaviside(x: Tensor) -> Tensor:
@@ -78,6 +93,10 @@ NAMESPACE: dict[str, Any] = {
     "exp": torch.exp,
     "expm1": torch.expm1,
     "log": torch.log,
+    "log1p": torch.log1p,
+    "positive": _positive,
+    "positive_slope": _positive_slope,
+    "snap": snap,
     "sin": torch.sin,
     "cos": torch.cos,
     "softplus": _softplus,

@@ -14,7 +14,18 @@ import mpmath
 import numpy as np
 import sympy
 
-from .primitives import PRIMITIVES, expm1, heaviside, maximum, sigmoid, softplus
+from .primitives import (
+    PRIMITIVES,
+    expm1,
+    heaviside,
+    log1p,
+    maximum,
+    positive,
+    positive_slope,
+    sigmoid,
+    snap,
+    softplus,
+)
 
 Array = np.ndarray
 
@@ -90,8 +101,35 @@ def _np_heaviside(x: Array) -> Array:
     return np.heaviside(x, 0.5)
 
 
-_FLOAT = {
+def _np_positive(x: Array) -> Array:
+    return np.where(x >= 0, x + 0.5, _stable_sigmoid(x))
+
+
+def _np_positive_slope(x: Array, y: Array) -> Array:
+    return np.where(x >= 0, 1.0, y * (1 - y))
+
+
+def _np_snap(x: Array, m: Array) -> Array:
+    return np.rint(x * (m * (0.5 / np.pi))) * (2 * np.pi / m)
+
+
+def _mp_positive(x: Any) -> Any:
+    return x + mpmath.mpf("0.5") if x >= 0 else _mp_sigmoid(x)
+
+
+def _mp_positive_slope(x: Any, y: Any) -> Any:
+    return mpmath.mpf(1) if x >= 0 else y * (1 - y)
+
+
+def _mp_snap(x: Any, m: Any) -> Any:
+    return mpmath.nint(x * m / (2 * mpmath.pi)) * (2 * mpmath.pi / m)
+
+
+_FLOAT: dict[str, Callable[..., Any]] = {
     "sigmoid": _stable_sigmoid,
+    "positive": _np_positive,
+    "positive_slope": _np_positive_slope,
+    "snap": _np_snap,
     "softplus": lambda x: np.logaddexp(0.0, x),
     "heaviside": _np_heaviside,
 }
@@ -100,6 +138,9 @@ _MP: dict[str, Callable[..., Any]] = {
     "softplus": _mp_softplus,
     "heaviside": _mp_heaviside,
     "maximum": max,
+    "positive": _mp_positive,
+    "positive_slope": _mp_positive_slope,
+    "snap": _mp_snap,
 }
 _SYMBOLIC = {
     "sigmoid": sigmoid,
@@ -107,6 +148,10 @@ _SYMBOLIC = {
     "expm1": expm1,
     "heaviside": heaviside,
     "maximum": maximum,
+    "log1p": log1p,
+    "positive": positive,
+    "positive_slope": positive_slope,
+    "snap": snap,
 }
 _ARITY = {p.name: p.arity for p in PRIMITIVES.values()} | {"sqrt": 1}
 

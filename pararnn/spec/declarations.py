@@ -90,11 +90,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Param:
-    """An elementwise recurrent parameter (not an input weight), with the given axes."""
+    """An elementwise recurrent parameter (not an input weight), with the given axes. A constant is
+    one that is not ``trained``: the cell gives its values."""
 
     symbol: sympy.Symbol
     axes: tuple[str, ...]
     latex: str
+    trained: bool = True
 
     @property
     def name(self) -> str:
@@ -105,7 +107,8 @@ class Param:
 class Elementwise:
     """``symbol = expr``: a scalar expression, applied at every coordinate.
 
-    ``authored`` keeps the order of terms as written; ``expr`` is its canonical form.
+    ``authored`` keeps the order of terms as written; ``expr`` is its canonical form. Derivatives
+    stop at a ``node`` and are chained there, where they would be multiplied out otherwise.
     """
 
     symbol: sympy.Symbol
@@ -113,6 +116,7 @@ class Elementwise:
     expr: sympy.Expr
     latex: str
     hidden: bool = False  # introduced by the library (a nested function call); not on the page
+    node: bool = False
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,8 @@ def jacobian_action(spec: Spec) -> list[str]:
         terms = []
         for source, coefficient in moved_by(target):
             text, level = dots[source]
-            sign, coefficient = _signed(coefficient) if spec.readout else (1, coefficient)
+            linear = spec.jac_structure == "linear"
+            sign, coefficient = _signed(coefficient) if linear else (1, coefficient)
             if coefficient == 1:
                 terms.append((sign, text, level))
                 continue
@@ -281,9 +282,14 @@ def jacobian_action(spec: Spec) -> list[str]:
 
 
 def _written_apart(spec: Spec) -> dict[sympy.Symbol, str]:
-    """What the Jacobian's action has a line for, and its LaTeX: the updates, and where sums mix
-    a matrix state, the states between micro-steps."""
-    updates = {s.next_symbol: s.latex for s in spec.slots}
+    """What the Jacobian's action has a line for, and its LaTeX: nodes, the updates, and where sums
+    mix a matrix state, the states between micro-steps."""
+    nodes = {
+        st.symbol: st.latex
+        for st in spec.factorization.path
+        if not isinstance(st, Linear) and not st.hidden
+    }
+    updates = nodes | {s.next_symbol: s.latex for s in spec.slots}
     if all(stage.map.structure != "contract" for stage in spec.factorization.carrying):
         return updates
     moved = spec.factorization.state_dependent

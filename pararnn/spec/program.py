@@ -255,7 +255,11 @@ def _transposed(spec: Spec, writer: _Writer) -> list[str]:
             return f"zero({bar[fz.outputs[0]].name})"
         return writer.printer(sum(_edge_value(fz, t, s) * bar[t] for t, s in edges))
 
-    for stage in reversed(fz.carrying):
+    for stage in reversed(fz.path):
+        if not isinstance(stage, Linear):
+            writer.assign(f"_{stage.symbol.name}_bar", gathered(stage.symbol))
+            bar[stage.symbol] = sympy.Symbol(f"_{stage.symbol.name}_bar", real=True)
+            continue
         outer, inner = f"_{stage.symbol.name}_bar", f"{operand_symbol(stage).name}_bar"
         writer.assign(outer, gathered(stage.symbol))
         writer.assign(inner, f"{stage.map.structure}_t({stage.map.argument}, {outer})")
@@ -286,9 +290,13 @@ def _print_tangent(spec: Spec, writer: _Writer, program: str) -> str:
             sum((abs(c) if absolute and c.is_number else c) * v for c, v in values)
         )
 
-    for stage in fz.carrying:
-        call = f"{stage.map.structure}_abs" if absolute else stage.map.structure
+    for stage in fz.path:
         name = f"_{stage.symbol.name}_dot"
+        if not isinstance(stage, Linear):
+            writer.assign(name, gathered(stage.symbol))
+            dot[stage.symbol] = sympy.Symbol(name, real=True)
+            continue
+        call = f"{stage.map.structure}_abs" if absolute else stage.map.structure
         writer.assign(name, f"{call}({stage.map.argument}, {gathered(operand_symbol(stage))})")
         dot[stage.symbol] = sympy.Symbol(name, real=True)
     names = [c.name for c in _coefficient_symbols(fz.n_state)]
@@ -314,9 +322,14 @@ def _gradient_results(
 
     pairs = []
     assigned: dict[sympy.Expr, str] = {}
-    for stage in reversed(fz.linear):
+    for stage in reversed(fz.stops):
         total = cotangent(stage.symbol)
         name = f"_{stage.symbol.name}_bar"
+        if not isinstance(stage, Linear):
+            if total != 0:
+                writer.assign(name, writer.printer(total))
+                bar[stage.symbol] = sympy.Symbol(name, real=True)
+            continue
         if total == 0:
             pairs.append(("None", "None"))
             continue

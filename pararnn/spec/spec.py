@@ -81,6 +81,8 @@ def _with_subscript(base: str, sub: str) -> str:
         base = rf"\mathrm{{{base}}}"
     if not sub:
         return base
+    if sub in greeks:
+        return rf"{base}_\{sub}"
     return f"{base}_{sub}" if len(sub) == 1 else rf"{base}_{{\mathrm{{{sub}}}}}"
 
 
@@ -106,6 +108,8 @@ class Spec:
     axes
         Names of the axes of one state slot, e.g. ``("d",)`` or ``("K", "V")``. Sizes are given
         later, by the cell.
+    output
+        What a layer passes on: the ``"last"`` slot, or ``"all"`` of them, one after the other.
     parallel
         Axes that count copies of the recurrence, such as heads: it never mixes them, and the page
         shows one copy.
@@ -118,9 +122,17 @@ class Spec:
     """
 
     def __init__(
-        self, name: str, axes: tuple[str, ...] = ("d",), *, parallel: tuple[str, ...] = ()
+        self,
+        name: str,
+        axes: tuple[str, ...] = ("d",),
+        *,
+        output: str = "last",
+        parallel: tuple[str, ...] = (),
     ):
         self.name = name
+        if output not in ("last", "all"):
+            raise SpecError(f"Spec {name!r}: got output {output!r}, expected 'last' or 'all'.")
+        self.output = output
         self.axes = tuple(axes)
         self.parallel = tuple(parallel)
         if any(a not in self.axes for a in self.parallel):
@@ -263,20 +275,39 @@ class Spec:
         self, *names: str | Iterable[str], axes: tuple[str, ...] | None = None
     ) -> tuple[sympy.Symbol, ...]:
         """Declare elementwise recurrent parameters (peepholes, time constants, …)."""
+        return self._parameters(_names(names), axes, trained=True)
+
+    def constants(
+        self, *names: str | Iterable[str], axes: tuple[str, ...] | None = None
+    ) -> tuple[sympy.Symbol, ...]:
+        """Declare numbers that are not trained, a step or a rate: parameters whose values the cell
+        gives, by its method ``constants()``."""
+        return self._parameters(_names(names), axes, trained=False)
+
+    def _parameters(
+        self, names: list[str], axes: tuple[str, ...] | None, trained: bool
+    ) -> tuple[sympy.Symbol, ...]:
         axes = self.axes if axes is None else tuple(axes)
         self._check_axes("parameter", axes)
         out = []
-        for name in _names(names):
+        for name in names:
             symbol = self._claim(name)
             self._axes[symbol] = axes
-            self.param_list += (Param(symbol, axes, _with_subscript(*_subscript(name))),)
+            latex = _with_subscript(*_subscript(name))
+            self.param_list += (Param(symbol, axes, latex, trained),)
             out.append(symbol)
         return tuple(out)
 
-    def let(self, name: str, expr: sympy.Expr, *, latex: str = "") -> sympy.Symbol:
-        """Name an elementwise stage; it gets a numbered line on the page."""
+    def let(
+        self, name: str, expr: sympy.Expr, *, latex: str = "", node: bool = False
+    ) -> sympy.Symbol:
+        """Name an elementwise stage; it gets a numbered line on the page.
+
+        Between maps, derivatives are multiplied out. A ``node`` is a point where they are chained
+        instead: give it to what many later stages use, in a recurrence of many rounds.
+        """
         symbol = self._claim(name)
-        self._add_elementwise(symbol, sympy.sympify(expr), latex)
+        self._add_elementwise(symbol, sympy.sympify(expr), latex, node)
         return symbol
 
     def next(self, slot: sympy.Symbol, expr: sympy.Expr) -> None:
@@ -368,7 +399,9 @@ class Spec:
         self.stages += (Linear(symbol, map_, operand, inner),)
         return symbol
 
-    def _add_elementwise(self, symbol: sympy.Symbol, authored: sympy.Expr, latex: str) -> None:
+    def _add_elementwise(
+        self, symbol: sympy.Symbol, authored: sympy.Expr, latex: str, node: bool = False
+    ) -> None:
         latex = latex or _with_subscript(*_subscript(symbol.name))
         with sympy.evaluate(True):
             expr = self._hoist(self._defined(canonical(authored), symbol.name), symbol.name)
@@ -378,7 +411,7 @@ class Spec:
                 "expression of states, drives or parameters; write the number where it is used."
             )
         self._axes[symbol] = self.axes_of(expr)
-        self.stages += (Elementwise(symbol, authored, expr, latex),)
+        self.stages += (Elementwise(symbol, authored, expr, latex, node=node),)
 
     def _hoist(self, expr: sympy.Expr, name: str, top: bool = True) -> sympy.Expr:
         """Give every nested primitive call a hidden stage, so that a stage is ``f(algebraic)``
@@ -528,6 +561,14 @@ class Spec:
         return self.factorization.jac_structure
 
     @property
+    def linear_class(self) -> str | None:
+        """Sub-class of a Jacobian that does not contain the state, and None for any other:
+        ``'diag'``, ``'planar'`` (a 2×2 block a channel), ``'block{S}'``, ``'householder'`` (the
+        identity and something of rank one, from a sum over a state axis), or the maps' structure.
+        """
+        return self.factorization.linear_class
+
+    @property
     def channelwise(self) -> bool:
         """True if no map mixes channels, so that the Jacobian is one S×S block a channel."""
         linear = (st for st in self.stages if isinstance(st, Linear))
@@ -580,12 +621,15 @@ class Spec:
         lines += [f"slot {s.name} {s.bounds}" for s in self.slots]
         lines += [f"{'given' if d.given else 'drive'} {d.name} {d.axes}" for d in self.drive_list]
         lines += [f"map {m.name} {m.structure}" for m in self.map_list]
-        lines += [f"param {p.name} {p.axes}" for p in self.param_list]
+        lines += [
+            f"{'param' if p.trained else 'constant'} {p.name} {p.axes}" for p in self.param_list
+        ]
+        lines += ["output all"] * (self.output == "all")
         for st in self.stages:
             if isinstance(st, Linear):
                 lines.append(f"{st.symbol} = {st.map.name} . {sympy.srepr(st.operand)}")
             else:
-                lines.append(f"{st.symbol} = {sympy.srepr(st.expr)}")
+                lines.append(f"{st.symbol} {'=' * (1 + st.node)} {sympy.srepr(st.expr)}")
         if self.readout is not None:
             read = self.readout
             lines.append(f"read {read.symbol} = {read.map.name} . {sympy.srepr(read.operand)}")

@@ -81,7 +81,8 @@ def test_slots_with_names_of_their_own(zoo):
 
 def test_jacobian_lines(specimen):
     text = specimen.spec.jacobian_latex()
-    assert len(text) == len(specimen.spec.slots)
+    nodes = [st for st in specimen.spec.factorization.path if getattr(st, "node", False)]
+    assert len(text) == len(specimen.spec.slots) + len(nodes)
     for line in text:
         left, _, right = line.partition(" = ")
         assert left.startswith(r"\dot{")
