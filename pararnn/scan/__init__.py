@@ -3,6 +3,8 @@
 from .affine import affine_scan
 from .algebra import Algebra, Block, Dense, Diagonal, Flat, Left, MaxPlus, Right
 from .delta import delta_scan
+from .linear import linear_scan, matrix_affine_scan, matrix_scan
+from .log import parallel_scan_log
 
 __all__ = [
     "Algebra",
@@ -15,4 +17,8 @@ __all__ = [
     "Right",
     "affine_scan",
     "delta_scan",
+    "linear_scan",
+    "matrix_affine_scan",
+    "matrix_scan",
+    "parallel_scan_log",
 ]

@@ -19,9 +19,14 @@ import torch
 from torch import Tensor
 
 from .affine import affine_scan
-from .algebra import Algebra, Block, Diagonal, Left
+from .algebra import Algebra, Block, Diagonal, Left, MaxPlus
 
-ALGEBRAS: dict[str, Algebra] = {"diagonal": Diagonal(), "block": Block(), "left": Left()}
+ALGEBRAS: dict[str, Algebra] = {
+    "diagonal": Diagonal(),
+    "block": Block(),
+    "left": Left(),
+    "maxplus": MaxPlus(),
+}
 
 
 def scan(

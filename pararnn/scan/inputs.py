@@ -67,3 +67,10 @@ def cut(coefficients: Tensor, resets: Tensor | None) -> Tensor:
     return coefficients.masked_fill(
         resets.reshape(*resets.shape, *(1,) * (coefficients.ndim - 2)), 0
     )
+
+
+def cut_log(log_coefficients: Tensor, resets: Tensor | None) -> Tensor:
+    """The same for logarithms of coefficients."""
+    if resets is None:
+        return log_coefficients
+    return log_coefficients.masked_fill(resets.unsqueeze(-1), -torch.inf)
