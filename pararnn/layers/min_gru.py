@@ -182,7 +182,7 @@ class MinGRUStack(nn.Module):
     Warns
     -----
     UserWarning
-        Once, if more than one mixer rounds its transitions (``'rotation'``).
+        Once, if more than one mixer rounds its transitions (``'rotation'`` with its grid).
     """
 
     def __init__(
@@ -226,10 +226,10 @@ class MinGRUStack(nn.Module):
             for name, settings in layers
         )
         self.norm_out = nn.LayerNorm(d_model, **where)
-        snapping = sum(m.snaps for m in mixers)
-        if snapping > 1:
+        rounding = sum(MIXERS[name].rounds(settings) for name, settings in layers)
+        if rounding > 1:
             warnings.warn(
-                f"{snapping} mixers of this stack round their transitions; gradients pass each "
+                f"{rounding} mixers of this stack round their transitions; gradients pass each "
                 "straight through, and what they miss is multiplied. One such mixer trains more "
                 "reliably.",
                 stacklevel=2,

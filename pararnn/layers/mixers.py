@@ -25,15 +25,19 @@ class MixerEntry:
         Whether the class takes ``learnable_h0``.
     learns_start : bool
         Whether its start is always a parameter.
-    snaps : bool
-        Whether it rounds its transitions and passes gradients straight through. What such
-        gradients miss is multiplied in a stack of several.
+    grid : str, optional
+        The argument with the grid to which transitions are rounded, None for none. Gradients pass
+        the rounding straight through; what they miss is multiplied in a stack of several.
     """
 
     cell: str
     learnable_h0: bool = False
     learns_start: bool = False
-    snaps: bool = False
+    grid: str | None = None
+
+    def rounds(self, settings: Mapping[str, Any]) -> bool:
+        """Whether it rounds its transitions, with these arguments."""
+        return self.grid is not None and settings.get(self.grid, True) is not None
 
     def build(self, width: int, settings: Mapping[str, Any], **common: Any) -> nn.Module:
         """A new one from ``width`` to ``width``."""
@@ -43,7 +47,7 @@ class MixerEntry:
 MIXERS: dict[str, MixerEntry] = {
     "log": MixerEntry("MinGRU", learnable_h0=True),
     "signed": MixerEntry("SignedMinGRU", learnable_h0=True),
-    "rotation": MixerEntry("RotationMinGRU", learns_start=True, snaps=True),
+    "rotation": MixerEntry("RotationMinGRU", learns_start=True, grid="snap"),
     "givens": MixerEntry("GivensMinGRU", learns_start=True),
     "delta": MixerEntry("DeltaMinGRU"),
     "lstm": MixerEntry("MinLSTM", learnable_h0=True),

@@ -20,7 +20,7 @@ class Fading(nn.Module):
     """``h ← γ h / 2 + W x``, ``y = 3 h`` with ``W`` a Linear: what a block asks of a mixer."""
 
     def __init__(self, d_in, d_h, bias=True, decay=None, decay_rate=1.0, log1p_delta=False,
-                 learnable_h0=False, device=None, dtype=None):  # fmt: skip
+                 learnable_h0=False, rate=1, device=None, dtype=None):  # fmt: skip
         super().__init__()
         self.w = nn.Linear(d_in, d_h, bias=bias, device=device, dtype=dtype)
         self.decay, self.rate, self.learnable_h0 = decay, decay_rate, learnable_h0
@@ -49,7 +49,7 @@ def stand_ins(monkeypatch):
     entries = {
         "log": MixerEntry("Fading", learnable_h0=True),
         "signed": MixerEntry("Fading", learnable_h0=True),
-        "rotation": MixerEntry("Fading", learns_start=True, snaps=True),
+        "rotation": MixerEntry("Fading", learns_start=True, grid="rate"),
         "delta": MixerEntry("Fading"),
     }
     monkeypatch.setattr(mixers.cells, "Fading", Fading, raising=False)
@@ -263,18 +263,21 @@ def test_learnable_starts():
 
 
 @pytest.mark.parametrize(
-    ("mixer", "warned"),
+    ("mixer", "settings", "warned"),
     [
-        ("rotation", True),
-        (["rotation", "signed", "rotation"], True),
-        (["signed", "rotation", "signed"], False),
-        ("signed", False),
+        ("rotation", None, True),
+        ("rotation", {"rate": 2}, True),
+        ("rotation", {"rate": None}, False),
+        (["rotation", "signed", "rotation"], None, True),
+        (["rotation", "signed", "rotation"], {"rotation": {"rate": None}}, False),
+        (["signed", "rotation", "signed"], None, False),
+        ("signed", None, False),
     ],
 )
-def test_one_warning_of_several_rotations(mixer, warned):
+def test_one_warning_of_several_rotations(mixer, settings, warned):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        stack = MinGRUStack(4, 4, 3, mixer=mixer)
+        stack = MinGRUStack(4, 4, 3, mixer=mixer, mixer_kwargs=settings)
         stack(torch.randn(1, 2, 4))
     assert len(seen) == warned
     if warned:
