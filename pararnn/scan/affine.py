@@ -20,7 +20,7 @@ from .algebra import Algebra, Diagonal
 DIRECT = 32  # at most this many steps are walked directly, without chunks
 # Multiplications a step, spent on composing operators, from which a direct walk is faster.
 WIDE = {"cpu": 1 << 14, "cuda": 1 << 23}
-PIECE = 1 << 17  # elements of one side of a walk over chunks, so that it stays in the cache
+PIECE = 1 << 17  # states of all chunks at a time that fit the cache of a CPU
 
 
 def affine_scan(
@@ -77,7 +77,9 @@ def _scan(
     if length <= DIRECT or _wide(op, b, algebra):
         return _walk(op, b, x0, algebra, reverse, states)
     # About 3·T^0.4 operations on large pieces at the top, and few below, instead of T small ones.
-    chunk = max(2, round(length**0.4), min(b.numel() // PIECE, length // 8))
+    chunk = max(2, round(length**0.4))
+    if b.device.type == "cpu":
+        chunk = max(chunk, min(b.numel() // PIECE, length // 8))
     count = length // chunk
     # The remainder that does not fill a chunk is walked first, so that all chunks are equal.
     rest = length - count * chunk
@@ -97,7 +99,8 @@ def _scan(
         x = algebra.affine(op_t, x, b_t)
         product = algebra.compose(op_t, product)
     if not _representable(product, algebra):
-        return _walk(op, b, x0, algebra, reverse, inner)
+        _walk(op, b, x0, algebra, reverse, inner)
+        return states
     x = _chunk_starts(product, x, x0, algebra, reverse)
     for op_t, b_t, target in zip(ops, bs, targets, strict=True):
         x = algebra.affine(op_t, x, b_t, out=target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -76,13 +77,27 @@ class Block(Algebra):
 
     axes: int = 1
 
+    # Column by column: each is one operation on rows of contiguous channels.
+
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
-        return (op * x.unsqueeze(-self.axes - 2)).sum(-self.axes - 1)
+        return self._columns(op, x, None, None)
+
+    def affine(self, op: Tensor, x: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._columns(op, x, b, out)
+
+    def _columns(self, op: Tensor, x: Tensor, y: Tensor | None, out: Tensor | None) -> Tensor:
+        dim = -self.axes - 1
+        for column, entry in zip(op.unbind(dim), x.split(1, dim), strict=True):
+            y = column * entry if y is None else torch.addcmul(y, column, entry, out=out)
+        return cast(Tensor, y)
 
     def compose(self, after: Tensor, before: Tensor) -> Tensor:
         # out[i, k] = Σ_j after[i, j] before[j, k], in every channel
-        left, right = after.unsqueeze(-self.axes - 1), before.unsqueeze(-self.axes - 3)
-        return (left * right).sum(-self.axes - 2)
+        columns, rows = after.split(1, -self.axes - 1), before.split(1, -self.axes - 2)
+        product = columns[0] * rows[0]
+        for column, row in zip(columns[1:], rows[1:], strict=True):
+            product = torch.addcmul(product, column, row)
+        return product
 
     def transpose(self, op: Tensor) -> Tensor:
         return op.transpose(-self.axes - 2, -self.axes - 1)
@@ -157,6 +172,8 @@ class Left(Algebra):
         return op.mT
 
     def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if x.shape[-1] == 1:
+            return torch.mul(cotangent, x.mT, out=out)
         return torch.matmul(cotangent, x.mT, out=out)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import full_precision
 from .affine import affine_scan
 from .algebra import Algebra, Block, Diagonal, Left, MaxPlus
 
@@ -47,7 +48,8 @@ class AffineScan(torch.autograd.Function):
 
     @staticmethod
     def forward(op: Tensor, b: Tensor, x0: Tensor, kind: str, reverse: bool) -> Tensor:
-        return affine_scan(op, b, x0, algebra=ALGEBRAS[kind], reverse=reverse)
+        with full_precision(b.device):
+            return affine_scan(op, b, x0, algebra=ALGEBRAS[kind], reverse=reverse)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -56,9 +58,10 @@ class AffineScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _backward(ctx, g, AffineScan.apply)
-        return _backward_once(ctx, g)
+        with full_precision(g.device):
+            if torch.is_grad_enabled():
+                return _backward(ctx, g, AffineScan.apply)
+            return _backward_once(ctx, g)
 
     @staticmethod
     def jvp(
@@ -83,15 +86,16 @@ class AffineScan(torch.autograd.Function):
                 if dim is None
                 else value.movedim(dim, 0)
             )
-            folded.append(batched.reshape(-1, *batched.shape[2:]))
+            folded.append(batched.flatten(0, 1))
         op, b, x0 = folded
         states = scan(op, b, x0, kind, reverse)
-        return states.unflatten(0, (info.batch_size, -1)), 0
+        return states.unflatten(0, (info.batch_size, states.shape[0] // info.batch_size)), 0
 
 
 @torch.library.custom_op("pararnn::affine_scan", mutates_args=())
 def _operator(op: Tensor, b: Tensor, x0: Tensor, kind: str, reverse: bool) -> Tensor:
-    return affine_scan(op, b, x0, algebra=ALGEBRAS[kind], reverse=reverse)
+    with full_precision(b.device):
+        return affine_scan(op, b, x0, algebra=ALGEBRAS[kind], reverse=reverse)
 
 
 @_operator.register_fake
@@ -158,4 +162,9 @@ def _backward_once(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return d_op, cotangent, d_x0, None, None
 
 
-_operator.register_autograd(lambda ctx, g: _backward(ctx, g, _operator), setup_context=_setup)
+def _operator_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    with full_precision(g.device):
+        return _backward(ctx, g, _operator)
+
+
+_operator.register_autograd(_operator_backward, setup_context=_setup)

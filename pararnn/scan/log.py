@@ -98,7 +98,7 @@ def parallel_scan_log(
         first, values = values[:, 0], values[:, 1:]
     else:
         first = h0.double()
-    if _cannot_grow(coeffs, values):
+    if _cannot_grow(log_coeffs, log_values):
         start = first.exp() if h0 is None else first
         states = scan(coeffs.exp(), values.exp(), start, reverse=reverse)
     else:
@@ -114,7 +114,7 @@ def _cannot_grow(coeffs: Tensor, values: Tensor) -> bool:
     if torch._C._are_functorch_transforms_active() or not coeffs.numel():
         return False
     with torch.no_grad():
-        return bool(coeffs.max() <= 0) and bool(values.max() <= LARGEST)
+        return bool(coeffs.amax() <= 0) and bool(values.amax() <= LARGEST)
 
 
 def _recentred(
