@@ -49,6 +49,13 @@ _HOMES = {
         "shooting_apply",
         "solve",
     ),
+    "pararnn.scan": (
+        "delta_scan",
+        "linear_scan",
+        "matrix_affine_scan",
+        "matrix_scan",
+        "parallel_scan_log",
+    ),
     "pararnn.layers": (
         "AgreementReport",
         "Explanation",
@@ -82,6 +89,11 @@ if TYPE_CHECKING:
     from .layers import ParaRNN as ParaRNN
     from .layers import explain as explain
     from .layers import verify_agreement as verify_agreement
+    from .scan import delta_scan as delta_scan
+    from .scan import linear_scan as linear_scan
+    from .scan import matrix_affine_scan as matrix_affine_scan
+    from .scan import matrix_scan as matrix_scan
+    from .scan import parallel_scan_log as parallel_scan_log
     from .solvers import NewtonConfig as NewtonConfig
     from .solvers import NewtonDivergenceError as NewtonDivergenceError
     from .solvers import NewtonWarning as NewtonWarning
