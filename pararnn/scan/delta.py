@@ -6,12 +6,10 @@ and 1 at the others. Inside a chunk that starts from ``S``,
 
     ``u_m = v_m − D_m Sᵀ k_m − Σ_{j<m} D_mj β_j (k_m·k_j) u_j``,
 
-a unit lower triangular system, where ``D_mj`` is the product of the decays after ``j`` up to
-``m``, and ``D_m`` that from the start. It is solved for all chunks at once, for the part of ``v``
-and for the factor of ``S``: the WY form of Bischof and Van Loan, used for this rule by Yang et al.,
-arXiv:2406.06484, section 3, and for several micro-steps a token by Siems et al., arXiv:2502.10297.
-A chunk is then an affine map of its start, and the starts follow from an affine scan over the
-chunks.
+a unit lower triangular system (``I + A`` in :mod:`.wy`), where ``D_mj`` is the product of the
+decays after ``j`` up to ``m``, and ``D_m`` that from the start. It is inverted for all chunks at
+once: the WY form of Bischof and Van Loan, used for this rule by Yang et al., arXiv:2406.06484,
+section 3, and for several micro-steps a token by Siems et al., arXiv:2502.10297.
 
 Decays are multiplied, never divided, and no logarithm is taken. So a decay of exactly 0, or one
 that underflows, is exact, and has its derivative.
@@ -23,10 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._checks import full_precision, positive
-from .autograd import scan
+from .._checks import full_precision, positive, readable
 from .backend import pick
+from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
+from .wy import assemble
 
 NAME = "delta_scan"
 
@@ -124,27 +123,52 @@ def delta_scan(
         return q.new_zeros((batch, 0, heads, dv)), start
     if reverse:
         sequences = [s.flip(1) for s in sequences]
+        mask = None if mask is None else mask.flip(1)
+    size = _chunk_of(length, micro, chunk_size, start)
+
+    def run(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+        return _chunked(sequences, start, size)
+
     with full_precision(q.device):
-        y, end = _chunked(sequences, start, -(-length // chunk_size))
-    y = y[:, :length]
+        # Where results can be looked at, bad numbers are dealt with if there are any.
+        plain = all(map(readable, (*sequences, start)))
+        if plain:
+            y, end = run(sequences, start)
+            plain = bool(y.isfinite().all()) and bool(end.isfinite().all())
+        if not plain:
+            y, end = contained(run, sequences, start, mask)
     return (y.flip(1) if reverse else y).to(q.dtype), end
 
 
-def _chunked(sequences: list[Tensor], start: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Outputs, padded to whole chunks, and the final state, of ``count`` chunks."""
+def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
+    """Tokens of a chunk: chunks are equal and of at most ``most``. On the CPU they have about as
+    many micro-steps as the state has rows: their products cost the square of that number, and a
+    new start costs little."""
+    if start.device.type == "cpu":
+        few = 64 if start.shape[-1] * start.shape[-2] > 1024 else 32
+        most = min(most, max(1, few // micro))
+    count = -(-length // most)
+    return -(-length // count)
+
+
+def _chunked(sequences: list[Tensor], start: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens."""
     batch, length, _, heads, _ = sequences[0].shape
-    size = -(-length // count)
+    count = -(-length // size)
     micro = sequences[1].shape[2]
 
     def chunks(x: Tensor, fill: float = 0.0) -> Tensor:
-        """``(B, T, m, H, d)`` as ``(B, H, chunks, steps, d)``. Steps added at the end do nothing."""
-        x = pad(x, (0, 0, 0, 0, 0, 0, 0, count * size - length), value=fill)
-        return x.unflatten(1, (count, size)).flatten(2, 3).permute(0, 3, 1, 2, 4)
+        """``(B, T, m, H, d)`` as ``(chunks, B·H, steps, d)``. Steps added at the end do nothing."""
+        if count * size > length:
+            x = pad(x, (0, 0, 0, 0, 0, 0, 0, count * size - length), value=fill)
+        x = x.unflatten(1, (count, size)).permute(1, 0, 4, 2, 3, 5)
+        return x.flatten(3, 4).flatten(1, 2)
 
     q, k, v, beta = (chunks(x) for x in sequences[:4])
-    scores = (q @ k.mT) * beta.mT  # of every token with every micro-step of its chunk
-    system = (k @ k.mT).tril(-1) * beta.mT
     written = beta * k
+    scores = q @ written.mT  # of every token with every micro-step of its chunk
+    system = (k @ written.mT).tril(-1)
+    faded, keep = k, None
     if len(sequences) == 5:
         through, between = decays(chunks(sequences[4], 1.0).squeeze(-1))
         # What is left of a micro-step at a token; of a micro-step, and of the start, at another.
@@ -152,26 +176,14 @@ def _chunked(sequences: list[Tensor], start: Tensor, count: int) -> tuple[Tensor
         scores = scores * at_token
         system = system * at_token.repeat_interleave(micro, -2)
         written = written * at_token[..., -1, :].unsqueeze(-1)
-        kept = through.repeat_interleave(micro, -1).unsqueeze(-1)
-        faded, q, keep = k * kept, q * through.unsqueeze(-1), through[..., -1, None, None]
+        faded = k * through.repeat_interleave(micro, -1).unsqueeze(-1)
+        q, keep = q * through.unsqueeze(-1), through[..., -1, None, None]
     else:
         visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~visible.repeat_interleave(micro, -1), 0)
-        faded, keep = k, torch.ones((), dtype=k.dtype, device=k.device)
-    # u = value − factor·S
-    solved = torch.linalg.solve_triangular(
-        system, torch.cat([v, faded], -1), upper=False, unitriangular=True
-    )
-    value, factor = solved.split([v.shape[-1], k.shape[-1]], -1)
-    eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-    transition = keep * eye - written.mT @ factor
-    injection = written.mT @ value
-    ends = scan(
-        transition.flatten(0, 1), injection.flatten(0, 1), start.flatten(0, 1), kind="left"
-    ).unflatten(0, (batch, heads))
-    starts = torch.cat([start.unsqueeze(2), ends[:, :, :-1]], 2)
-    y = q @ starts + scores @ (value - factor @ starts)
-    return y.permute(0, 2, 3, 1, 4).flatten(1, 2), ends[:, :, -1]
+    y, end = assemble((system, scores, v, faded, written, q, keep), start.flatten(0, 1))
+    y = y.unflatten(1, (batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+    return y[:, :length], end.unflatten(0, (batch, heads))
 
 
 def decays(gamma: Tensor) -> tuple[Tensor, Tensor]:
