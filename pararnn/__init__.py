@@ -49,9 +49,18 @@ _HOMES = {
         "shooting_apply",
         "solve",
     ),
+    "pararnn.scan": (
+        "delta_scan",
+        "linear_scan",
+        "matrix_affine_scan",
+        "matrix_scan",
+        "parallel_scan_log",
+    ),
     "pararnn.layers": (
         "AgreementReport",
         "Explanation",
+        "MinGRUBlock",
+        "MinGRUStack",
         "ParaRNN",
         "explain",
         "verify_agreement",
@@ -75,9 +84,16 @@ if TYPE_CHECKING:
     from .cells import m2rnn_gates as m2rnn_gates
     from .layers import AgreementReport as AgreementReport
     from .layers import Explanation as Explanation
+    from .layers import MinGRUBlock as MinGRUBlock
+    from .layers import MinGRUStack as MinGRUStack
     from .layers import ParaRNN as ParaRNN
     from .layers import explain as explain
     from .layers import verify_agreement as verify_agreement
+    from .scan import delta_scan as delta_scan
+    from .scan import linear_scan as linear_scan
+    from .scan import matrix_affine_scan as matrix_affine_scan
+    from .scan import matrix_scan as matrix_scan
+    from .scan import parallel_scan_log as parallel_scan_log
     from .solvers import NewtonConfig as NewtonConfig
     from .solvers import NewtonDivergenceError as NewtonDivergenceError
     from .solvers import NewtonWarning as NewtonWarning

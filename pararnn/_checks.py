@@ -95,12 +95,20 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
     if gaps.dtype not in (weight.dtype, state_dtype(weight.dtype)):
         wanted = " or ".join(dict.fromkeys(map(str, (weight.dtype, state_dtype(weight.dtype)))))
         raise TypeError(f"dt: got dtype {gaps.dtype}, expected {wanted}; convert it with .to(...).")
-    if gaps.device.type == "cpu" and not torch.compiler.is_compiling() and bool((gaps < 0).any()):
+    if readable(gaps) and bool((gaps < 0).any()):
         raise ValueError(
             f"dt: got a time gap of {float(gaps[gaps < 0].min()):.3g}, expected none below 0; sort "
             "the sequence by time."
         )
     return gaps
+
+
+def readable(value: Tensor) -> bool:
+    """Whether the numbers of a tensor can be looked at without waiting: on the CPU, and neither
+    traced nor mapped over."""
+    if value.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def full_precision(device: torch.device) -> torch.autocast:

@@ -1,4 +1,5 @@
-"""The command ``pararnn``: list the cells, show a card, verify a cell here, open the catalog.
+"""The command ``pararnn``: list the cells, show a card, verify a cell here, probe what a model
+learns, open the catalog.
 
 Answers go to standard output, progress and problems to standard error. The exit status is 0, 1 if
 a verification fails, and 2 if the command cannot be carried out.
@@ -79,6 +80,24 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=int, default=0)
     command.set_defaults(run=_verify)
 
+    command = commands.add_parser(
+        "probe", help="train a small model on a probe task and measure it",
+        description="Trains a small model on a probe task and measures it on longer sequences. "
+        "Without a model, or without a task, it lists them.",
+    )  # fmt: skip
+    command.add_argument("task", metavar="TASK", nargs="?", help="e.g. parity")
+    command.add_argument("model", metavar="MODEL", nargs="?", help="e.g. signed")
+    command.add_argument("--layers", type=_positive, help="default: 1, or as the model names")
+    command.add_argument("--seed", type=int, nargs="+", default=[0], help="one run a seed")
+    command.add_argument("--steps", type=_positive, help="most training steps")
+    command.add_argument(
+        "--select", choices=("early", "best"),
+        help="weights to keep: those that first reach the goal, or the best on longer sequences",
+    )  # fmt: skip
+    command.add_argument("--device", default="cpu", help="e.g. cuda (default: cpu)")
+    command.add_argument("--json", action="store_true", help="one JSON object a run")
+    command.set_defaults(run=_probe)
+
     command = commands.add_parser("catalog", help="build the cell catalog and serve it")
     command.add_argument("--port", type=int, default=8000, help="0 takes any free port")
     command.add_argument("--once", action="store_true", help="only build")
@@ -157,6 +176,36 @@ def _verify(options: argparse.Namespace) -> int:
         + (f" --device {device.type}" if device.type != "cpu" else "")
     )
     return 0 if passed else 1
+
+
+def _probe(options: argparse.Namespace) -> int:
+    import dataclasses
+    import json
+
+    from . import tasks
+
+    if options.task is None or options.model is None:
+        print("tasks: ", ", ".join(tasks.TASKS), "\nmodels:", ", ".join(tasks.MODELS))
+        return 0
+    changes = {"steps": options.steps, "select": options.select}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    protocol = tasks.PROTOCOLS.get(options.task, tasks.WORDS)
+    device = _device(options.device)
+    for seed in options.seed:
+        try:
+            result = tasks.probe(
+                options.task,
+                options.model,
+                seed=seed,
+                n_layers=options.layers,
+                protocol=dataclasses.replace(protocol, **changes),
+                device=device,
+                watch=lambda c: _progress(f"step {c.step}: loss {c.loss:.4f}, score {c.score:.4f}"),
+            )
+        except ValueError as error:
+            raise Problem(str(error)) from None
+        print(json.dumps(result.to_dict()) if options.json else result, flush=True)
+    return 0
 
 
 def _catalog(options: argparse.Namespace) -> int:

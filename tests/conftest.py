@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +92,19 @@ def _lstm_spec(name: str, structure: str) -> Any:
 def _build() -> dict[str, Specimen]:
     import sympy
 
-    from pararnn.spec import Spec, cos, exp, log, sigmoid, sin, softplus, tanh
+    from pararnn.spec import (
+        Spec,
+        cos,
+        exp,
+        log,
+        log1p,
+        positive,
+        sigmoid,
+        sin,
+        snap,
+        softplus,
+        tanh,
+    )
 
     out: dict[str, Specimen] = {}
 
@@ -204,6 +217,46 @@ def _build() -> dict[str, Specimen]:
 
     add(s, {"d": 3}, rotation, "linear")
 
+    with Spec("nodes") as s:
+        a, b = s.state("a"), s.state("b")
+        u, v = s.drives("u v")
+        A, B = s.maps("A B", structure="diagonal")
+        g = s.let("g", sin(A(a) + u) * b, node=True)
+        k = s.let("k", g * a + cos(v) * b, node=True)
+        n = s.let("n", u * v, node=True)
+        s.next(a, tanh(g * k) + n)
+        s.next(b, B(k * g) / 3 + n * a)
+
+    def nodes(a, b, u, v, A, B):
+        g = torch.sin(A * a + u) * b
+        k = g * a + torch.cos(v) * b
+        return torch.tanh(g * k) + u * v, B * (k * g) / 3 + u * v * a
+
+    add(s, {"d": 3}, nodes, "block2")
+
+    with Spec("grid", output="all") as s:
+        a, b = s.state("a"), s.state("b")
+        u, v = s.drives("u v")
+        A = s.map("A", structure="diagonal")
+        (m,) = s.constants("m")
+        theta = s.let("theta", snap(u + v, 3 * m))
+        p = s.let("p", positive(A(a) - v))
+        s.next(a, log1p(p) * cos(theta) + b)
+        s.next(b, positive(u) * a - snap(v, 5) * b)
+
+    def straight(x, m):
+        step = 2 * math.pi / m
+        return x + (torch.round(x / step) * step - x).detach()
+
+    def grid(a, b, u, v, A, m):
+        def g(x):
+            return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
+
+        new = torch.log(1 + g(A * a - v)) * torch.cos(straight(u + v, 3 * m)) + b
+        return new, g(u) * a - straight(v, 5) * b
+
+    add(s, {"d": 3}, grid, "block2")
+
     for structure, sizes, mix in (
         ("diagonal", {"d": 3}, torch.mul),
         ("head", {"d": 4, "heads": 2}, _heads),
@@ -232,6 +285,8 @@ NAMES = (
     "lstm_dense",
     "everything",
     "rotation",
+    "nodes",
+    "grid",
     "linear_diagonal",
     "linear_head",
     "linear_dense",

@@ -129,6 +129,7 @@ def _map_work(spec: Spec, structure: str) -> sympy.Expr:
         "head": state * last / HEADS,
         "dense": state * last,
         "right": state * last,
+        "contract": sympy.Integer(0),  # sums, whose products count as elementwise
     }[structure]
 
 
@@ -174,5 +175,8 @@ def _operator(spec: Spec) -> tuple[sympy.Expr, sympy.Expr]:
     if "right" in structures:
         width = axis_symbol(spec, spec.axes[-1])
         return width**2, width**3
+    if spec.factorization.columnwise and structures:
+        *copies, height, _ = (axis_symbol(spec, a) for a in spec.axes)
+        return sympy.Mul(*copies) * height**2, sympy.Mul(*copies) * height**3
     slots, state = len(spec.slots), _size(spec, spec.axes)
     return slots**2 * state, slots**3 * state

@@ -142,6 +142,52 @@ def log(x):
 
 
 @triton.jit
+def log1p(x):
+    if x.dtype == tl.float32:
+        near = (x > -0.5) & (x < 1)
+        s = tl.where(near, x, 0.0)
+        return tl.where(near, twice_atanh(s * reciprocal(2 + s)), log(1 + x))
+    else:
+        u = 1 + x
+        near = (u > 0.5) & (u < 2) & (u != 1)
+        exact = tl.log(u) * x / tl.where(near, u - 1, 1.0)
+        return tl.where(u == 1, x, tl.where(near, exact, tl.log(u)))
+
+
+@triton.jit
+def positive(x):
+    return tl.where(x >= 0, x + 0.5, sigmoid(x))
+
+
+@triton.jit
+def positive_slope(x, y):
+    return tl.where(x >= 0, 1.0, y * (1 - y)).to(x.dtype)
+
+
+@triton.jit
+def nearest(x):
+    """The nearest whole number, halves to the even one."""
+    if INTERPRETED:
+        whole: tl.constexpr = 8388608.0 if x.dtype == tl.float32 else 4503599627370496.0
+        size = tl.abs(x)
+        size = tl.where(size < whole, (size + whole) - whole, size)
+        return tl.where(x < 0, -size, size)
+    elif x.dtype == tl.float32:
+        return tl.inline_asm_elementwise(
+            "cvt.rni.f32.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            "cvt.rni.f64.f64 $0, $1;", "=d,d", [x], dtype=tl.float64, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def snap(x, m):
+    return nearest(x * (m * 0.15915494309189535)) * (6.283185307179586 / m)
+
+
+@triton.jit
 def sin(x):
     return tl.sin(x)
 

@@ -4,6 +4,10 @@ The sequence is cut into chunks. All chunks are walked side by side from zero, c
 product of their operators; the true chunk starts follow from an affine scan over the chunks
 (the same function again); a second walk from the true starts writes the states. Nothing but the
 output and one operator a chunk is stored.
+
+A sequence whose steps are large already is walked directly: there is nothing to win. So is one
+whose chunk products are too large for the dtype, as operators beyond 1 can be: the product of a
+chunk may overflow where its states, which started from 0, do not.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from torch import Tensor
 from .algebra import Algebra, Diagonal
 
 DIRECT = 32  # at most this many steps are walked directly, without chunks
+# Multiplications a step, spent on composing operators, from which a direct walk is faster.
+WIDE = {"cpu": 1 << 14, "cuda": 1 << 23}
+PIECE = 1 << 17  # states of all chunks at a time that fit the cache of a CPU
 
 
 def affine_scan(
@@ -67,14 +74,12 @@ def _scan(
 ) -> Tensor:
     length = b.shape[1]
     states = torch.empty_like(b, memory_format=torch.contiguous_format) if out is None else out
-    if length <= DIRECT:
-        x = x0
-        for t in range(length - 1, -1, -1) if reverse else range(length):
-            x = b[:, t] if x is None else algebra.affine(op[:, t], x, b[:, t])
-            states[:, t] = x
-        return states
-    # Three levels of chunks: about 3·T^(1/3) operations on large pieces instead of T small ones.
-    chunk = max(2, round(length ** (1 / 3)))
+    if length <= DIRECT or _wide(op, b, algebra):
+        return _walk(op, b, x0, algebra, reverse, states)
+    # About 3·T^0.4 operations on large pieces at the top, and few below, instead of T small ones.
+    chunk = max(2, round(length**0.4))
+    if b.device.type == "cpu":
+        chunk = max(chunk, min(b.numel() // PIECE, length // 8))
     count = length // chunk
     # The remainder that does not fill a chunk is walked first, so that all chunks are equal.
     rest = length - count * chunk
@@ -89,14 +94,41 @@ def _scan(
     ops, bs, targets = (
         v.unflatten(1, (count, chunk)).unbind(2)[:: -1 if reverse else 1] for v in (op, b, inner)
     )
-    product, x = ops[0], bs[0]
-    for op_t, b_t in zip(ops[1:], bs[1:], strict=True):
+    product, x = algebra.compose(ops[1], ops[0]), algebra.affine(ops[1], bs[0], bs[1])
+    for op_t, b_t in zip(ops[2:], bs[2:], strict=True):
         x = algebra.affine(op_t, x, b_t)
         product = algebra.compose(op_t, product)
+    if not _representable(product, algebra):
+        _walk(op, b, x0, algebra, reverse, inner)
+        return states
     x = _chunk_starts(product, x, x0, algebra, reverse)
     for op_t, b_t, target in zip(ops, bs, targets, strict=True):
         x = algebra.affine(op_t, x, b_t, out=target)
     return states
+
+
+def _walk(
+    op: Tensor, b: Tensor, x: Tensor | None, algebra: Algebra, reverse: bool, states: Tensor
+) -> Tensor:
+    """The loop itself."""
+    order = -1 if reverse else 1
+    steps = zip(op.unbind(1)[::order], b.unbind(1)[::order], states.unbind(1)[::order], strict=True)
+    for op_t, b_t, target in steps:
+        x = target.copy_(b_t) if x is None else algebra.affine(op_t, x, b_t, out=target)
+    return states
+
+
+def _wide(op: Tensor, b: Tensor, algebra: Algebra) -> bool:
+    work = op[:, 0].numel() * algebra.order(op)
+    return work >= WIDE.get(b.device.type, WIDE["cuda"])
+
+
+def _representable(product: Tensor, algebra: Algebra) -> bool:
+    """Whether the products of all chunks are finite. Not asked where it means waiting for the
+    device, or where the values are not there yet."""
+    if product.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    return algebra.finite(product)
 
 
 def _chunk_starts(

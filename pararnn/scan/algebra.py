@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,6 +34,18 @@ class Algebra:
         """The operator of the adjoint recurrence."""
         raise NotImplementedError
 
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Cotangent of the operator, from that of ``A x``."""
+        raise NotImplementedError
+
+    def order(self, op: Tensor) -> int:
+        """Multiplications for one entry of a composed operator."""
+        return op.shape[-1]
+
+    def finite(self, op: Tensor) -> bool:
+        """Whether every entry is a number that can be multiplied by zero."""
+        return bool(op.isfinite().all())
+
 
 @dataclass(frozen=True)
 class Diagonal(Algebra):
@@ -50,6 +63,12 @@ class Diagonal(Algebra):
     def transpose(self, op: Tensor) -> Tensor:
         return op
 
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.mul(cotangent, x, out=out)
+
+    def order(self, op: Tensor) -> int:
+        return 1
+
 
 @dataclass(frozen=True)
 class Block(Algebra):
@@ -58,16 +77,37 @@ class Block(Algebra):
 
     axes: int = 1
 
+    # Column by column: each is one operation on rows of contiguous channels.
+
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
-        return (op * x.unsqueeze(-self.axes - 2)).sum(-self.axes - 1)
+        return self._columns(op, x, None, None)
+
+    def affine(self, op: Tensor, x: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._columns(op, x, b, out)
+
+    def _columns(self, op: Tensor, x: Tensor, y: Tensor | None, out: Tensor | None) -> Tensor:
+        dim = -self.axes - 1
+        for column, entry in zip(op.unbind(dim), x.split(1, dim), strict=True):
+            y = column * entry if y is None else torch.addcmul(y, column, entry, out=out)
+        return cast(Tensor, y)
 
     def compose(self, after: Tensor, before: Tensor) -> Tensor:
         # out[i, k] = Σ_j after[i, j] before[j, k], in every channel
-        left, right = after.unsqueeze(-self.axes - 1), before.unsqueeze(-self.axes - 3)
-        return (left * right).sum(-self.axes - 2)
+        columns, rows = after.split(1, -self.axes - 1), before.split(1, -self.axes - 2)
+        product = columns[0] * rows[0]
+        for column, row in zip(columns[1:], rows[1:], strict=True):
+            product = torch.addcmul(product, column, row)
+        return product
 
     def transpose(self, op: Tensor) -> Tensor:
         return op.transpose(-self.axes - 2, -self.axes - 1)
+
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        left, right = cotangent.unsqueeze(-self.axes - 1), x.unsqueeze(-self.axes - 2)
+        return torch.mul(left, right, out=out)
+
+    def order(self, op: Tensor) -> int:
+        return op.shape[-self.axes - 1]
 
 
 @dataclass(frozen=True)
@@ -116,6 +156,46 @@ class Flat(Algebra):
 
     def transpose(self, op: Tensor) -> Tensor:
         return op.mT
+
+
+@dataclass(frozen=True)
+class Left(Algebra):
+    """Left multiplication of a matrix state ``(..., k, v)`` by operators ``(..., k, k)``."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return op @ x
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after @ before
+
+    def transpose(self, op: Tensor) -> Tensor:
+        return op.mT
+
+    def outer(self, cotangent: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if x.shape[-1] == 1:
+            return torch.mul(cotangent, x.mT, out=out)
+        return torch.matmul(cotangent, x.mT, out=out)
+
+
+@dataclass(frozen=True)
+class MaxPlus(Algebra):
+    """``x ↦ max(a + x, b)`` a coordinate: a diagonal recurrence of logarithms in which a sum is
+    replaced by its largest term."""
+
+    def apply(self, op: Tensor, x: Tensor) -> Tensor:
+        return op + x
+
+    def affine(self, op: Tensor, x: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.maximum(op + x, b, out=out)
+
+    def compose(self, after: Tensor, before: Tensor) -> Tensor:
+        return after + before
+
+    def order(self, op: Tensor) -> int:
+        return 1
+
+    def finite(self, op: Tensor) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from ..scan import Algebra, Block, Dense, Diagonal, Right
+from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, Right
 from ..spec import Spec
 from ..spec.factorize import operand_symbol
 from .torch_backend import align, compiled
@@ -144,6 +144,8 @@ class SpecDynamics:
         structures = {st.map.structure for st in self.spec.factorization.carrying}
         if kind in ("none", "factorized"):
             return None
+        if "contract" in structures:
+            return Left() if self.spec.factorization.columnwise else Flat(self.state_shape)
         if "right" in structures:
             return None if self.several else Right(by_row=kind == "exact")
         if structures <= {"diagonal"} or kind == "quasi":
@@ -176,6 +178,8 @@ class SpecDynamics:
             ]
             entries = program(*coefficients, *params, *self.params[len(params) :])
             return self._channel_operator(entries, like)
+        if isinstance(algebra, Left | Flat):
+            return self._pushed_operator(coefficients, algebra, like)
         op = self._matrix_operator(coefficients, cast(Dense | Right, algebra), like)
         lead = like.shape[: like.ndim - len(self.state_shape)]
         blocks = (self.state_shape[0],) if kind == "exact" and isinstance(algebra, Right) else ()
@@ -243,6 +247,22 @@ class SpecDynamics:
                 ops[stage.symbol] = (weight if weight.ndim == 3 else weight.unsqueeze(0)) @ inner
         updates = [combine(out) for out in fz.outputs]
         return updates[0] if n_slots == 1 else torch.cat(torch.broadcast_tensors(*updates), -2)
+
+    def _pushed_operator(
+        self, coefficients: Coefficients, algebra: Left | Flat, like: Tensor
+    ) -> Tensor:
+        """The tangent of an identity matrix: in the place of a matrix state, whose columns it
+        treats alike, or of every basis state."""
+        lead = like.shape[: like.ndim - len(self.state_shape)]
+        if isinstance(algebra, Left):
+            rows = self.state_shape[-2]
+            eye = torch.eye(rows, dtype=self.dtype, device=like.device)
+            return self.tangent(coefficients, eye.expand(*lead, *self.state_shape[:-1], rows))
+        count, axes = math.prod(self.state_shape), len(self.spec.axes)
+        eye = torch.eye(count, dtype=self.dtype, device=like.device)
+        basis = eye.reshape(count, *self.state_shape).expand(*lead, count, *self.state_shape)
+        spread = tuple(c.unsqueeze(-axes - 1) for c in coefficients)
+        return self.tangent(spread, basis).flatten(len(lead) + 1).mT
 
     def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
         """Transition operators of ``kind`` at states ``h``."""

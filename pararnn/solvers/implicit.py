@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._checks import full_precision
-from ..scan import Algebra, Block, Diagonal, Flat, affine_scan
+from ..scan import Algebra, Block, Diagonal, Flat, Left, affine_scan
 from .config import TOLERANCE
 from .cost import chunk_length
 from .dynamics import Coefficients
@@ -59,7 +59,7 @@ class Problem:
 
 def formed(dynamics: Dynamics) -> bool:
     """Whether exact operators are cheap enough that one scan over them solves linear systems."""
-    return isinstance(dynamics.algebra("exact"), Diagonal | Block | Flat)
+    return isinstance(dynamics.algebra("exact"), Diagonal | Block | Flat | Left)
 
 
 @dataclass

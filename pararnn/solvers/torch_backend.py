@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -34,6 +35,20 @@ def _maximum(a: Tensor | float, b: Tensor | float) -> Tensor:
     return torch.maximum(a, b)
 
 
+def _positive(x: Tensor) -> Tensor:
+    return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
+
+
+def _positive_slope(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(x >= 0, torch.ones_like(y), y * (1 - y))
+
+
+def snap(x: Tensor, m: Tensor | float) -> Tensor:
+    """The multiple of ``2π/m`` nearest to ``x``, exactly; its derivative is 1."""
+    near = torch.round(x.detach() * (m * (0.5 / math.pi))) * (2 * math.pi / m)
+    return near + (x - x.detach()) if x.requires_grad else near
+
+
 def _heaviside(x: Tensor) -> Tensor:
     return torch.sign(x).mul_(0.5).add_(0.5)
 
@@ -46,13 +61,18 @@ _MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _variants() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+def _variants() -> dict[str, Callable[[Any, Tensor], Tensor]]:
     """Every structure's action, its transposed action, and its action with absolute weights."""
-    out = dict(_MAPS)
+    out: dict[str, Callable[[Any, Tensor], Tensor]] = dict(_MAPS)
     for name, act in _MAPS.items():
         out[f"{name}_t"] = act if name == "diagonal" else _with(act, lambda w: w.mT)
         out[f"{name}_abs"] = _with(act, torch.abs)
-    return out
+    return out | dict.fromkeys(("contract", "contract_t", "contract_abs"), _contract)
+
+
+def _contract(dim: int, x: Tensor) -> Tensor:
+    """Sum over one axis, which stays: the map is its own transpose."""
+    return x.sum(dim, keepdim=True).expand_as(x)
 
 
 def _with(
@@ -73,6 +93,10 @@ NAMESPACE: dict[str, Any] = {
     "exp": torch.exp,
     "expm1": torch.expm1,
     "log": torch.log,
+    "log1p": torch.log1p,
+    "positive": _positive,
+    "positive_slope": _positive_slope,
+    "snap": snap,
     "sin": torch.sin,
     "cos": torch.cos,
     "softplus": _softplus,

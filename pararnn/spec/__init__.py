@@ -2,7 +2,20 @@
 
 from .declarations import SpecError, SpecWarning
 from .latex import Equation
-from .primitives import cos, exp, expm1, log, maximum, sigmoid, sin, softplus, tanh
+from .primitives import (
+    cos,
+    exp,
+    expm1,
+    log,
+    log1p,
+    maximum,
+    positive,
+    sigmoid,
+    sin,
+    snap,
+    softplus,
+    tanh,
+)
 from .spec import Spec
 
 __all__ = [
@@ -14,9 +27,12 @@ __all__ = [
     "exp",
     "expm1",
     "log",
+    "log1p",
     "maximum",
+    "positive",
     "sigmoid",
     "sin",
+    "snap",
     "softplus",
     "tanh",
 ]

@@ -14,7 +14,18 @@ import mpmath
 import numpy as np
 import sympy
 
-from .primitives import PRIMITIVES, expm1, heaviside, maximum, sigmoid, softplus
+from .primitives import (
+    PRIMITIVES,
+    expm1,
+    heaviside,
+    log1p,
+    maximum,
+    positive,
+    positive_slope,
+    sigmoid,
+    snap,
+    softplus,
+)
 
 Array = np.ndarray
 
@@ -25,7 +36,7 @@ def _heads(weight: Array, x: Array) -> Array:
     return (weight * blocks[..., None, :]).sum(-1).reshape(x.shape)
 
 
-def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Array, Array], Array]]:
+def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Any, Array], Array]]:
     """Each structure's action, transposed action, and action with absolute weights."""
     forward = {
         "diagonal": lambda w, x: w * x,
@@ -33,11 +44,16 @@ def _maps(absolute: Callable[[Array], Array]) -> dict[str, Callable[[Array, Arra
         "dense": lambda w, x: (w * x[..., None, :]).sum(-1),
         "right": lambda w, x: (x[..., :, :, None] * w).sum(-2),
     }
-    out: dict[str, Callable[[Array, Array], Array]] = dict(forward)
+    out: dict[str, Callable[[Any, Array], Array]] = dict(forward)
     for name, act in forward.items():
         out[f"{name}_t"] = act if name == "diagonal" else _with(act, _transposed)
         out[f"{name}_abs"] = _with(act, absolute)
-    return out
+    return out | dict.fromkeys(("contract", "contract_t", "contract_abs"), _contract)
+
+
+def _contract(dim: int, x: Array) -> Array:
+    """Sum over one axis, which stays: the map is its own transpose."""
+    return np.broadcast_to(x.sum(axis=dim, keepdims=True), x.shape)
 
 
 def _transposed(weight: Array) -> Array:
@@ -85,8 +101,35 @@ def _np_heaviside(x: Array) -> Array:
     return np.heaviside(x, 0.5)
 
 
-_FLOAT = {
+def _np_positive(x: Array) -> Array:
+    return np.where(x >= 0, x + 0.5, _stable_sigmoid(x))
+
+
+def _np_positive_slope(x: Array, y: Array) -> Array:
+    return np.where(x >= 0, 1.0, y * (1 - y))
+
+
+def _np_snap(x: Array, m: Array) -> Array:
+    return np.rint(x * (m * (0.5 / np.pi))) * (2 * np.pi / m)
+
+
+def _mp_positive(x: Any) -> Any:
+    return x + mpmath.mpf("0.5") if x >= 0 else _mp_sigmoid(x)
+
+
+def _mp_positive_slope(x: Any, y: Any) -> Any:
+    return mpmath.mpf(1) if x >= 0 else y * (1 - y)
+
+
+def _mp_snap(x: Any, m: Any) -> Any:
+    return mpmath.nint(x * m / (2 * mpmath.pi)) * (2 * mpmath.pi / m)
+
+
+_FLOAT: dict[str, Callable[..., Any]] = {
     "sigmoid": _stable_sigmoid,
+    "positive": _np_positive,
+    "positive_slope": _np_positive_slope,
+    "snap": _np_snap,
     "softplus": lambda x: np.logaddexp(0.0, x),
     "heaviside": _np_heaviside,
 }
@@ -95,6 +138,9 @@ _MP: dict[str, Callable[..., Any]] = {
     "softplus": _mp_softplus,
     "heaviside": _mp_heaviside,
     "maximum": max,
+    "positive": _mp_positive,
+    "positive_slope": _mp_positive_slope,
+    "snap": _mp_snap,
 }
 _SYMBOLIC = {
     "sigmoid": sigmoid,
@@ -102,6 +148,10 @@ _SYMBOLIC = {
     "expm1": expm1,
     "heaviside": heaviside,
     "maximum": maximum,
+    "log1p": log1p,
+    "positive": positive,
+    "positive_slope": positive_slope,
+    "snap": snap,
 }
 _ARITY = {p.name: p.arity for p in PRIMITIVES.values()} | {"sqrt": 1}
 

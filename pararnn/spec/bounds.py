@@ -13,6 +13,7 @@ The result is an upper bound for every input, so it can carry a proof; it is not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -123,10 +124,16 @@ def derivative_bounds(
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for stage in spec.stages:
             if isinstance(stage, Linear):
-                weight = np.asarray(weights[stage.map.name], float)
-                structure, absolute = stage.map.structure, np.abs(weight)
                 inner, d1, d2 = _elementwise(stage.operand, values, first, second)
                 box = Interval(np.broadcast_to(inner.lo, shape), np.broadcast_to(inner.hi, shape))
+                if stage.map.structure == "contract":
+                    total = partial(BACKENDS["float64"]["contract"], stage.map.dim)
+                    values[stage.symbol] = Interval(total(box.lo), total(box.hi))
+                    first[stage.symbol] = total(np.broadcast_to(d1, shape))
+                    second[stage.symbol] = total(np.broadcast_to(d2, shape))
+                    continue
+                weight = np.asarray(weights[stage.map.name], float)
+                structure, absolute = stage.map.structure, np.abs(weight)
                 values[stage.symbol] = _apply(structure, weight, box)
                 first[stage.symbol] = _product(structure, absolute, np.broadcast_to(d1, shape))
                 second[stage.symbol] = _product(structure, absolute, np.broadcast_to(d2, shape))

@@ -54,12 +54,21 @@ class Drive:
 
 @dataclass(frozen=True)
 class Map:
-    """A named recurrent linear map. Its structure decides the Jacobian class of the cell."""
+    """A named recurrent linear map. Its structure decides the Jacobian class of the cell.
+
+    A map of structure ``contract`` has no weight: it sums over one state axis, the ``dim``-th.
+    """
 
     name: str
     structure: str
     latex: str
     spec: object = None  # the open Spec, so that calling the map adds a stage; never compared
+    dim: int = 0
+
+    @property
+    def argument(self) -> str:
+        """What printed programs give the map's function before its operand."""
+        return str(self.dim) if self.structure == "contract" else self.name
 
     def __call__(self, operand: sympy.Expr) -> sympy.Symbol:
         return self.spec._apply_map(self, operand)  # type: ignore[attr-defined]
@@ -81,11 +90,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Param:
-    """An elementwise recurrent parameter (not an input weight), with the given axes."""
+    """An elementwise recurrent parameter (not an input weight), with the given axes. A constant is
+    one that is not ``trained``: the cell gives its values."""
 
     symbol: sympy.Symbol
     axes: tuple[str, ...]
     latex: str
+    trained: bool = True
 
     @property
     def name(self) -> str:
@@ -96,7 +107,8 @@ class Param:
 class Elementwise:
     """``symbol = expr``: a scalar expression, applied at every coordinate.
 
-    ``authored`` keeps the order of terms as written; ``expr`` is its canonical form.
+    ``authored`` keeps the order of terms as written; ``expr`` is its canonical form. Derivatives
+    stop at a ``node`` and are chained there, where they would be multiplied out otherwise.
     """
 
     symbol: sympy.Symbol
@@ -104,6 +116,7 @@ class Elementwise:
     expr: sympy.Expr
     latex: str
     hidden: bool = False  # introduced by the library (a nested function call); not on the page
+    node: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,17 @@ class Linear:
     map: Map
     authored: sympy.Expr
     operand: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Read:
+    """``symbol = Σ operand`` over one state axis: what a layer passes on, from the new state."""
+
+    symbol: sympy.Symbol
+    map: Map
+    authored: sympy.Expr
+    operand: sympy.Expr
+    latex: str
 
 
 Stage = Elementwise | Linear

@@ -91,7 +91,7 @@ class ExpressionPrinter:
         # Sums and products are fresh and not needed by autograd, so they may be overwritten.
         fresh = self.fused and isinstance(argument, sympy.Add | sympy.Mul)
         fresh = fresh and not argument.is_number
-        if fresh and name in ("sigmoid", "tanh", "exp", "expm1", "log", "sin", "cos"):
+        if fresh and name in ("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "sin", "cos"):
             return f"{text if level == 3 else f'({text})'}.{name}_()"
         return f"{name}({text})"
 

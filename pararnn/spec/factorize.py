@@ -8,6 +8,7 @@ Between its linear maps a Spec is elementwise, so its Jacobian is a small signal
     dq = Σ c(q, h) dh + Σ c(q, p) dp,      dp = M dq,      dh' = Σ c(h', h) dh + Σ c(h', p) dp
 
 is the JVP, and reading the graph backwards is the VJP. Nothing larger than a state is formed.
+A stage that its Spec declares a node is both a target and a source, like a map that is 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from .declarations import Elementwise, Linear
+from .declarations import Elementwise, Linear, Stage
 from .primitives import primitive_of
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 Edges = Mapping[sympy.Symbol, sympy.Expr]
 
 
-def operand_symbol(stage: Linear) -> sympy.Symbol:
-    """The node that stands for the input of a linear stage."""
+def operand_symbol(stage: Stage) -> sympy.Symbol:
+    """The node that stands for the input of a linear stage; a node of its own stands for itself."""
+    if isinstance(stage, Elementwise):
+        return stage.symbol
     return sympy.Symbol(f"_{stage.symbol.name}_in", real=True)
 
 
@@ -37,12 +40,16 @@ def operand_symbol(stage: Linear) -> sympy.Symbol:
 class Factorization:
     """Edges of the signal-flow graph, by target: ``edges[target][source] = coefficient``.
 
-    Targets are linear operands (in stage order) and the slots' next symbols.
+    Targets are linear operands and nodes (in stage order), and the slots' next symbols.
     """
 
     spec: Spec
-    linear: tuple[Linear, ...]
+    stops: tuple[Stage, ...]
     edges: Mapping[sympy.Symbol, Edges]
+
+    @cached_property
+    def linear(self) -> tuple[Linear, ...]:
+        return tuple(st for st in self.stops if isinstance(st, Linear))
 
     @cached_property
     def slots(self) -> tuple[sympy.Symbol, ...]:
@@ -57,10 +64,10 @@ class Factorization:
         """(target, source) pairs that carry a perturbation of the state, in evaluation order."""
         carriers = set(self.slots)
         pairs = []
-        for target in (*(operand_symbol(s) for s in self.linear), *self.outputs):
+        for target in (*(operand_symbol(s) for s in self.stops), *self.outputs):
             found = [src for src in self.edges[target] if src in carriers]
             pairs += [(target, src) for src in found]
-            for stage in self.linear:
+            for stage in self.stops:
                 if operand_symbol(stage) == target and found:
                     carriers.add(stage.symbol)
         return tuple(pairs)
@@ -86,18 +93,23 @@ class Factorization:
 
     @cached_property
     def operands(self) -> tuple[sympy.Expr, ...]:
-        """Operands of linear stages that are more than a slot, each once."""
-        found = (st.operand for st in self.linear)
+        """Operands of weighted linear stages that are more than a slot, each once."""
+        found = (st.operand for st in self.linear if st.map.structure != "contract")
         return tuple(dict.fromkeys(o for o in found if o not in self.slots))
+
+    @cached_property
+    def path(self) -> tuple[Stage, ...]:
+        """Linear stages and nodes on the path from the state to its update."""
+        sources = {s for _, s in self.state_edges}
+        targets = {t for t, _ in self.state_edges}
+        return tuple(
+            st for st in self.stops if st.symbol in sources and operand_symbol(st) in targets
+        )
 
     @cached_property
     def carrying(self) -> tuple[Linear, ...]:
         """Linear stages on the path from the state to its update."""
-        sources = {s for _, s in self.state_edges}
-        targets = {t for t, _ in self.state_edges}
-        return tuple(
-            st for st in self.linear if st.symbol in sources and operand_symbol(st) in targets
-        )
+        return tuple(st for st in self.path if isinstance(st, Linear))
 
     @cached_property
     def state_dependent(self) -> frozenset[sympy.Symbol]:
@@ -116,10 +128,35 @@ class Factorization:
         ):
             return "linear"
         structures = {st.map.structure for st in self.carrying}
-        for structure, name in (("right", "m2rnn"), ("dense", "dense"), ("head", "head")):
+        named = (("contract", "dense"), ("right", "m2rnn"), ("dense", "dense"), ("head", "head"))
+        for structure, name in named:
             if structure in structures:
                 return name
         return "diag" if len(self.slots) == 1 else f"block{len(self.slots)}"
+
+    @cached_property
+    def linear_class(self) -> str | None:
+        if self.jac_structure != "linear":
+            return None
+        structures = {st.map.structure for st in self.carrying} - {"diagonal"}
+        if "contract" in structures:
+            return "householder"
+        for structure in ("right", "dense", "head"):
+            if structure in structures:
+                return structure
+        return {1: "diag", 2: "planar"}.get(len(self.slots), f"block{len(self.slots)}")
+
+    @cached_property
+    def columnwise(self) -> bool:
+        """Whether the Jacobian is one matrix that acts on every column of a matrix state alike:
+        only sums over the rows, and no coefficient that varies along the columns."""
+        axes = self.spec.axes
+        return (
+            len(self.slots) == 1
+            and len(axes) > 1
+            and all(st.map.dim == -2 for st in self.carrying)
+            and not any(axes[-1] in self.spec.axes_of(c) for c in self.coefficients[: self.n_state])
+        )
 
     def channel_jacobian(self, named: Sequence[sympy.Expr]) -> list[list[sympy.Expr]]:
         """Entries ``∂h'_i/∂h_j`` of a channelwise Spec, over names of the first :attr:`n_state`
@@ -138,9 +175,11 @@ class Factorization:
                     total = [a + c * b for a, b in zip(total, rows[source], strict=True)]
             return total
 
-        for stage in self.carrying:
-            weight = sympy.Symbol(stage.map.name, real=True)
-            rows[stage.symbol] = [weight * e for e in combine(operand_symbol(stage))]
+        for stage in self.path:
+            rows[stage.symbol] = combine(operand_symbol(stage))
+            if isinstance(stage, Linear):
+                weight = sympy.Symbol(stage.map.name, real=True)
+                rows[stage.symbol] = [weight * e for e in rows[stage.symbol]]
         return [combine(out) for out in self.outputs]
 
 
@@ -157,11 +196,11 @@ def partial(stage: Elementwise, symbol: sympy.Symbol) -> sympy.Expr:
     )
 
 
-def factorize(spec: Spec, *, at_updates: bool = False) -> Factorization:
+def factorize(spec: Spec, *, at: Sequence[sympy.Symbol] = ()) -> Factorization:
     """Forward accumulation through the elementwise stages, stopping at every linear map.
 
-    With ``at_updates`` it stops at every new slot value too, so that a later stage's dependence on
-    it is an edge of its own: shorter to read, but a slot then is both a target and a source.
+    It stops at the stages of ``at`` too (new slot values, say), so that a later stage's dependence
+    on one is an edge of its own: shorter to read, but a slot then is both a target and a source.
     """
     sources = [s.symbol for s in spec.slots]
     sources += [d.symbol for d in spec.drive_list] + [p.symbol for p in spec.param_list]
@@ -181,19 +220,20 @@ def factorize(spec: Spec, *, at_updates: bool = False) -> Factorization:
 
     edges: dict[sympy.Symbol, dict[sympy.Symbol, sympy.Expr]] = {}
     updates = [s.next_symbol for s in spec.slots]
-    linear = []
+    stops: list[Stage] = []
     for stage in spec.stages:
         if isinstance(stage, Linear):
             terms = [(s, sympy.diff(stage.operand, s)) for s in ordered(stage.operand)]
             edges[operand_symbol(stage)] = accumulate(terms)
             tangent[stage.symbol] = {stage.symbol: sympy.Integer(1)}
-            linear.append(stage)
+            stops.append(stage)
         else:
             terms = [(s, partial(stage, s)) for s in ordered(stage.expr)]
             tangent[stage.symbol] = accumulate(terms)
-            if at_updates and stage.symbol in updates:
+            if stage.node or stage.symbol in at:
                 edges[stage.symbol] = tangent[stage.symbol]
                 tangent[stage.symbol] = {stage.symbol: sympy.Integer(1)}
-    if not at_updates:
-        edges |= {symbol: tangent[symbol] for symbol in updates}
-    return Factorization(spec, tuple(linear), edges)
+            if stage.node:
+                stops.append(stage)
+    edges |= {symbol: tangent[symbol] for symbol in updates if symbol not in at}
+    return Factorization(spec, tuple(stops), edges)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from .declarations import Linear
+from .declarations import Linear, Read
 from .factorize import factorize, operand_symbol
 from .primitives import primitive_of
 
@@ -74,7 +74,7 @@ class LatexPrinter:
         if sign < 0:
             return f"-{self._wrap(body, 2)}", 1
         above, below = [], []
-        for factor in expr.args:
+        for factor in _flat(expr):
             base, exponent = (
                 factor.args if isinstance(factor, sympy.Pow) else (factor, sympy.Integer(1))
             )
@@ -90,12 +90,13 @@ class LatexPrinter:
     def _factors(self, factors: list[sympy.Expr]) -> str:
         if len(factors) == 1:
             return self(factors[0])
-        axes = [self.spec.axes_of(f) for f in factors]
-        if len(factors) == 2 and axes[0] and axes[1] and not set(axes[0]) & set(axes[1]):
-            return rf"{self._wrap(factors[0], 3)} {self._wrap(factors[1], 3)}^\top"
+        axes = [_shown(self.spec, f) for f in factors]
         text = self._wrap(factors[0], 3)
         for left, right, factor in zip(axes, axes[1:], factors[1:], strict=False):
             printed = self._wrap(factor, 3)
+            if left and right and not set(left) & set(right):
+                text += rf" {printed}^\top"
+                continue
             glue = r" \odot " if left and right else r"\, " if text[-1] in ")}" else " "
             text += glue + printed
         return text
@@ -108,7 +109,7 @@ class LatexPrinter:
             below = base if exponent == -1 else sympy.Pow(base, -exponent)
             return rf"\frac{{1}}{{{self(below)}}}", 3
         # On a matrix state, an exponent could be read as a matrix power.
-        mark = r"\odot " if len(self.spec.axes_of(base)) > 1 else ""
+        mark = r"\odot " if len(_shown(self.spec, base)) > 1 else ""
         return rf"{self._wrap(base, 3)}^{{{mark}{self(exponent)}}}", 3
 
 
@@ -123,6 +124,36 @@ def _signed(term: sympy.Expr) -> tuple[int, sympy.Expr]:
     if term.is_number and term.is_negative:
         return -1, -term
     return 1, term
+
+
+def _shown(spec: Spec, expr: sympy.Expr) -> tuple[str, ...]:
+    """Axes of an expression on the page, which shows one of several parallel copies."""
+    return tuple(a for a in spec.axes_of(expr) if a not in spec.parallel)
+
+
+def _flat(product: sympy.Mul) -> tuple[sympy.Expr, ...]:
+    """Factors of ``a * b * c``, which Python groups from the left."""
+    first, *rest = product.args
+    return (*(_flat(first) if isinstance(first, sympy.Mul) else (first,)), *rest)
+
+
+Factor = tuple[str, int, tuple[str, ...]]
+"""LaTeX of a factor, its binding strength and its axes."""
+
+
+def _sum_over(axis: str, factors: list[Factor]) -> str:
+    """The sum over one axis of a product: of two vectors, or of a vector and a matrix, as a
+    product of theirs (all vectors are columns); else with a sign of summation."""
+    texts = [text if level >= 3 else f"({text})" for text, level, _ in factors]
+    if len(factors) == 2:
+        (left, right), (a, b) = texts, (axes for *_, axes in factors)
+        if a == b == (axis,):
+            return rf"{left}^\top {right}"
+        for vector, matrix, axes in ((left, right, b), (right, left, a)):
+            if (a if vector is left else b) == (axis,) and len(axes) == 2 and axis in axes:
+                mark = r"^\top" if axes[0] == axis else ""
+                return rf"{matrix}{mark} {vector}"
+    return rf"\sum_{{{axis}}} {' '.join(texts)}"
 
 
 def _apply(structure: str, matrix: str, operand: str, level: int) -> str:
@@ -146,7 +177,9 @@ def _stage_symbols(spec: Spec) -> Callable[[sympy.Symbol], tuple[str, int]]:
     for param in spec.param_list:
         table[param.symbol] = (param.latex, 3)
     for stage in spec.stages:
-        if isinstance(stage, Linear):
+        if isinstance(stage, Linear) and stage.map.structure == "contract":
+            table[stage.symbol] = (_contraction(spec, printer, stage), 2)
+        elif isinstance(stage, Linear):
             text, level = printer._print(stage.authored)
             table[stage.symbol] = (_apply(stage.map.structure, stage.map.latex, text, level), 2)
         elif stage.hidden:
@@ -156,10 +189,17 @@ def _stage_symbols(spec: Spec) -> Callable[[sympy.Symbol], tuple[str, int]]:
     return lambda s: table[s]
 
 
+def _contraction(spec: Spec, printer: LatexPrinter, stage: Linear | Read) -> str:
+    expr = stage.authored
+    factors = _flat(expr) if isinstance(expr, sympy.Mul) else (expr,)
+    return _sum_over(stage.map.latex, [(*printer._print(f), _shown(spec, f)) for f in factors])
+
+
 def _timed(latex: str, index: str) -> str:
     """``z`` → ``z_t``, ``h`` → ``h_{t-1}``; a subscript of its own is kept in front of the time."""
     base, _, sub = latex.partition("_")
-    inner = f"{sub.strip('{}')},{index}" if sub else index
+    sub = sub[1:-1] if sub.startswith("{") else sub
+    inner = f"{sub},{index}" if sub else index
     return f"{base}_{inner}" if len(inner) == 1 else f"{base}_{{{inner}}}"
 
 
@@ -177,45 +217,91 @@ def equations(spec: Spec) -> list[Equation]:
             continue
         name = stage.symbol.name.removesuffix("_next")
         lines.append(Equation(name, f"{symbols(stage.symbol)[0]} = {printer(stage.authored)}"))
+    read = spec.readout
+    if read is not None:
+        text = f"{_timed(read.latex, 't')} = {_contraction(spec, printer, read)}"
+        lines.append(Equation(read.symbol.name, text))
     return lines
 
 
 def jacobian_action(spec: Spec) -> list[str]:
     r"""The factorized Jacobian, as the perturbation ``\dot h_t`` that ``\dot h_{t-1}`` causes."""
-    edges = factorize(spec, at_updates=True).edges
+    nodes = _written_apart(spec)
+    edges = factorize(spec, at=tuple(nodes)).edges
     dots = {s.symbol: (_dotted(s.latex, "t-1"), 3) for s in spec.slots}
     printer = LatexPrinter(spec, _stage_symbols(spec))
 
+    def moved_by(target: sympy.Symbol) -> list[tuple[sympy.Symbol, sympy.Expr]]:
+        return [(s, _reordered(c)) for s, c in edges[target].items() if s in dots]
+
     def combine(target: sympy.Symbol) -> tuple[str, int] | None:
         terms = []
-        for source in edges[target]:
-            if source not in dots:
-                continue
+        for source, coefficient in moved_by(target):
             text, level = dots[source]
-            coefficient = _reordered(edges[target][source])
+            linear = spec.jac_structure == "linear"
+            sign, coefficient = _signed(coefficient) if linear else (1, coefficient)
             if coefficient == 1:
-                terms.append((text, level))
+                terms.append((sign, text, level))
                 continue
             body = text if level >= 3 else f"({text})"
-            glue = r" \odot " if spec.axes_of(coefficient) else r"\, "
-            terms.append((printer._wrap(coefficient, 2) + glue + body, 2))
-        if len(terms) == 1:
-            return terms[0]
-        return (" + ".join(t for t, _ in terms), 1) if terms else None
+            own, moved = _shown(spec, coefficient), _shown(spec, source)
+            if own and moved and not set(own) & set(moved):
+                body = rf" {body}^\top"
+            else:
+                body = (r" \odot " if own else r"\, ") + body
+            terms.append((sign, printer._wrap(coefficient, 2) + body, 2))
+        if not terms:
+            return None
+        (sign, text, level), *rest = terms
+        text = text if sign > 0 else f"-{text}"
+        text += "".join(f" {'+' if s > 0 else '-'} {t}" for s, t, _ in rest)
+        return text, 1 if rest or sign < 0 else level
 
-    updates = {s.next_symbol: s for s in spec.slots}
     lines = {}
     for stage in spec.stages:
-        if isinstance(stage, Linear):
+        if isinstance(stage, Linear) and stage.map.structure == "contract":
+            parts = [
+                _sum_over(
+                    stage.map.latex,
+                    [(*dots[s], _shown(spec, s)), (*printer._print(c), _shown(spec, c))],
+                )
+                for s, c in moved_by(operand_symbol(stage))
+            ]
+            if parts:
+                dots[stage.symbol] = (" + ".join(parts), 2 if len(parts) == 1 else 1)
+        elif isinstance(stage, Linear):
             operand = combine(operand_symbol(stage))
             if operand:
                 dots[stage.symbol] = (_apply(stage.map.structure, stage.map.latex, *operand), 2)
-        elif stage.symbol in updates:
-            moved, left = combine(stage.symbol), _dotted(updates[stage.symbol].latex, "t")
+        elif stage.symbol in nodes:
+            moved, left = combine(stage.symbol), _dotted(nodes[stage.symbol], "t")
             lines[stage.symbol] = f"{left} = {moved[0] if moved else 0}"
             if moved:
                 dots[stage.symbol] = (left, 3)
-    return [lines[symbol] for symbol in updates]
+    return [lines[symbol] for symbol in nodes]
+
+
+def _written_apart(spec: Spec) -> dict[sympy.Symbol, str]:
+    """What the Jacobian's action has a line for, and its LaTeX: nodes, the updates, and where sums
+    mix a matrix state, the states between micro-steps."""
+    nodes = {
+        st.symbol: st.latex
+        for st in spec.factorization.path
+        if not isinstance(st, Linear) and not st.hidden
+    }
+    updates = nodes | {s.next_symbol: s.latex for s in spec.slots}
+    if all(stage.map.structure != "contract" for stage in spec.factorization.carrying):
+        return updates
+    moved = spec.factorization.state_dependent
+    between = {
+        st.symbol: st.latex
+        for st in spec.stages
+        if not isinstance(st, Linear)
+        and not st.hidden
+        and st.symbol in moved - set(updates)
+        and spec.axes_of(st.expr) == spec.axes
+    }
+    return between | updates
 
 
 def _dotted(latex: str, index: str) -> str:

@@ -75,6 +75,18 @@ def step(
     )
 
 
+def read(
+    spec: Spec, state: Array, drives: Sequence, params: Sequence, backend: str = "float64"
+) -> Array:
+    """What a layer passes on, from the new state of a Spec with a read-out."""
+    (out,) = _program(spec, "read", backend)(*_inputs(spec, state, drives, params, backend))
+    read_axes = spec.axes_of(spec.readout.symbol)  # type: ignore[union-attr]
+    # The axis that was summed over, and others that it does not have, have one place of many.
+    first = out.ndim - len(spec.axes)
+    place = tuple(slice(None) if a in read_axes else 0 for a in spec.axes)
+    return out[(slice(None),) * first + place]
+
+
 def sequence(
     spec: Spec, state: Array, drives: Sequence, params: Sequence, backend: str = "float64"
 ) -> Array:

@@ -51,6 +51,45 @@ class expm1(sympy.Function):
         return self + 1
 
 
+class log1p(sympy.Function):
+    r"""``log(1 + x)``, with all its digits near zero."""
+
+    nargs = 1
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return 1 / (1 + self.args[0])
+
+
+class positive(sympy.Function):
+    r"""``x + 1/2`` for ``x ≥ 0``, ``sigmoid(x)`` below: the function ``g`` of Feng et al.
+    (arXiv:2410.01201). It is continuous and above 0; at 0 its derivative is that from the right, 1.
+    """
+
+    nargs = 1
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return positive_slope(self.args[0], self)
+
+
+class positive_slope(sympy.Function):
+    r"""The derivative of ``y = positive(x)``: 1 for ``x ≥ 0``, ``y(1 − y)`` below."""
+
+    nargs = 2
+
+
+class snap(sympy.Function):
+    r"""The multiple of ``2π/m`` that is nearest to ``x``, halves to the even one.
+
+    Its derivative with respect to ``x`` is 1 by definition, where that of a function constant in
+    pieces would be 0: a straight-through estimator (Bengio et al., arXiv:1308.3432).
+    """
+
+    nargs = 2
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return sympy.Integer(int(argindex == 1))
+
+
 class heaviside(sympy.Function):
     r"""The unit step: 0 below zero, 1 above, 1/2 at zero. The derivative of ``maximum``."""
 
@@ -142,6 +181,24 @@ def _softplus_np(x: np.ndarray) -> np.ndarray:
     return np.logaddexp(0.0, x)
 
 
+def _positive_np(x: np.ndarray) -> np.ndarray:
+    return np.where(x >= 0, x + 0.5, _np_sigmoid(np.minimum(x, 0)))
+
+
+def _positive_slope(x: Interval, y: Interval | None = None) -> np.ndarray:
+    """Upper bound of the slope of ``positive``: it grows up to 0 and is 1 from there."""
+    high = _np_sigmoid(np.minimum(x.hi, 0))
+    return np.where(x.hi >= 0, 1.0, high * (1 - high))
+
+
+def _around(x: Interval, m: Interval) -> Interval:
+    """Within half a step of ``2π/|m|`` of ``x``."""
+    smallest = np.where((m.lo <= 0) & (m.hi >= 0), 0.0, np.minimum(abs(m.lo), abs(m.hi)))
+    with np.errstate(divide="ignore"):
+        half = np.pi / smallest
+    return Interval(x.lo - half, x.hi + half)
+
+
 def _step_np(x: np.ndarray) -> np.ndarray:
     return 0.5 + 0.5 * np.sign(x)
 
@@ -222,6 +279,46 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             lambda x: 1 / np.maximum(x.lo, 0) ** 2,
         ),
         Primitive(
+            "log1p",
+            log1p,
+            r"\operatorname{log1p}",
+            lambda x, y: 1 / (1 + x),
+            _increasing(lambda x: np.log1p(np.maximum(x, -1))),
+            lambda x: 1 / np.maximum(1 + x.lo, 0),
+            lambda x: 1 / np.maximum(1 + x.lo, 0) ** 2,
+        ),
+        Primitive(
+            "positive",
+            positive,
+            "g",
+            lambda x, y: positive_slope(x, y),
+            _increasing(_positive_np),
+            _positive_slope,
+            # A kink at 0: no second derivative there.
+            lambda x: np.where(x.hi < 0, _SIGMOID_CURVATURE, np.where(x.lo > 0, 0.0, np.inf)),
+        ),
+        Primitive(
+            "positive_slope",
+            positive_slope,
+            "g'",
+            lambda x, s, y: (sympy.Integer(0), sympy.Integer(0)),  # no program needs them
+            lambda x, y: Interval(0.0 * x.lo, _positive_slope(x)),
+            lambda x, y: (np.full(np.shape(x.lo), np.inf), np.full(np.shape(y.lo), np.inf)),
+            lambda x, y: np.full(np.shape(x.lo), np.inf),
+            arity=2,
+            internal=True,
+        ),
+        Primitive(
+            "snap",
+            snap,
+            r"\operatorname{snap}",
+            lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
+            _around,
+            lambda x, m: (np.ones(np.shape(x.lo)), np.zeros(np.shape(m.lo))),
+            lambda x, m: np.zeros(np.shape(x.lo)),
+            arity=2,
+        ),
+        Primitive(
             "sin",
             sin,
             r"\sin",
@@ -277,7 +374,11 @@ RESERVED = frozenset(
         "tanh_backward",
         "zero",
     ]
-    + [s + v for s in ("diagonal", "head", "dense", "right") for v in ("", "_t", "_abs")]
+    + [
+        s + v
+        for s in ("diagonal", "head", "dense", "right", "contract")
+        for v in ("", "_t", "_abs")
+    ]
 )
 """Names that printed programs call, so that no symbol of a Spec may have them."""
 

@@ -4,6 +4,8 @@ A *program* is a function of slots, drives and recurrent parameters, printed as 
 
 ==================  ==========================================================================
 ``step``            next value of every slot
+``read``            what a layer passes on, where that is not the state: arguments of ``step``, with
+                    the new state for every slot
 ``step_jacobian``   (channelwise Specs) the same statements, then the S×S Jacobian entries
 ``coefficients``    state-carrying coefficients of the factorized Jacobian
 ``linearization``   those, the coefficients of drives and parameters, and operands of linear maps
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = (
     "step",
+    "read",
     "step_jacobian",
     "coefficients",
     "linearization",
@@ -89,7 +92,7 @@ class _Writer:
             else:
                 operand = self.printer(stage.operand.xreplace(shorthand))
                 self.assign(
-                    stage.symbol.name, f"{stage.map.structure}({stage.map.name}, {operand})"
+                    stage.symbol.name, f"{stage.map.structure}({stage.map.argument}, {operand})"
                 )
         self.shorthand = shorthand
 
@@ -189,6 +192,8 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
         writer.forward()
         writer.into(outputs)
         return writer.text("step", [*arguments(spec), *writer.targets], outputs)
+    if program == "read":
+        return _print_read(spec, writer)
     if program == "step_jacobian":
         writer.forward()
         writer.into(outputs)
@@ -217,6 +222,18 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
     return _print_tangent(spec, writer, program)
 
 
+def _print_read(spec: Spec, writer: _Writer) -> str:
+    """The read-out from the new state."""
+    read = spec.readout
+    if read is None:
+        raise ValueError(f"{spec.name}: it has no read-out; a layer passes on the state.")
+    operand = writer.printer(read.operand)
+    writer.assign(read.symbol.name, f"{read.map.structure}({read.map.argument}, {operand})")
+    args = arguments(spec)
+    args[: len(spec.slots)] = [s.next_symbol.name for s in spec.slots]
+    return writer.text("read", args, [read.symbol.name])
+
+
 def _coefficient_symbols(count: int) -> list[sympy.Symbol]:
     return [sympy.Symbol(f"_c{i}", real=True) for i in range(count)]
 
@@ -238,10 +255,14 @@ def _transposed(spec: Spec, writer: _Writer) -> list[str]:
             return f"zero({bar[fz.outputs[0]].name})"
         return writer.printer(sum(_edge_value(fz, t, s) * bar[t] for t, s in edges))
 
-    for stage in reversed(fz.carrying):
+    for stage in reversed(fz.path):
+        if not isinstance(stage, Linear):
+            writer.assign(f"_{stage.symbol.name}_bar", gathered(stage.symbol))
+            bar[stage.symbol] = sympy.Symbol(f"_{stage.symbol.name}_bar", real=True)
+            continue
         outer, inner = f"_{stage.symbol.name}_bar", f"{operand_symbol(stage).name}_bar"
         writer.assign(outer, gathered(stage.symbol))
-        writer.assign(inner, f"{stage.map.structure}_t({stage.map.name}, {outer})")
+        writer.assign(inner, f"{stage.map.structure}_t({stage.map.argument}, {outer})")
         bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
     return [gathered(slot) for slot in fz.slots]
 
@@ -269,10 +290,14 @@ def _print_tangent(spec: Spec, writer: _Writer, program: str) -> str:
             sum((abs(c) if absolute and c.is_number else c) * v for c, v in values)
         )
 
-    for stage in fz.carrying:
-        call = f"{stage.map.structure}_abs" if absolute else stage.map.structure
+    for stage in fz.path:
         name = f"_{stage.symbol.name}_dot"
-        writer.assign(name, f"{call}({stage.map.name}, {gathered(operand_symbol(stage))})")
+        if not isinstance(stage, Linear):
+            writer.assign(name, gathered(stage.symbol))
+            dot[stage.symbol] = sympy.Symbol(name, real=True)
+            continue
+        call = f"{stage.map.structure}_abs" if absolute else stage.map.structure
+        writer.assign(name, f"{call}({stage.map.argument}, {gathered(operand_symbol(stage))})")
         dot[stage.symbol] = sympy.Symbol(name, real=True)
     names = [c.name for c in _coefficient_symbols(fz.n_state)]
     args = [*(dot[s].name for s in fz.slots), *names, *recurrent_arguments(spec)]
@@ -297,17 +322,24 @@ def _gradient_results(
 
     pairs = []
     assigned: dict[sympy.Expr, str] = {}
-    for stage in reversed(fz.linear):
+    for stage in reversed(fz.stops):
         total = cotangent(stage.symbol)
         name = f"_{stage.symbol.name}_bar"
+        if not isinstance(stage, Linear):
+            if total != 0:
+                writer.assign(name, writer.printer(total))
+                bar[stage.symbol] = sympy.Symbol(name, real=True)
+            continue
         if total == 0:
             pairs.append(("None", "None"))
             continue
         writer.assign(name, writer.printer(total))
         assigned[total] = name
-        pairs.append((name, operands.get(stage.operand, str(stage.operand))))
+        weighted = stage.map.structure != "contract"  # no weight, no gradient of one
+        operand = operands.get(stage.operand, str(stage.operand))
+        pairs.append((name, operand) if weighted else ("None", "None"))
         inner = f"{operand_symbol(stage).name}_bar"
-        writer.assign(inner, f"{stage.map.structure}_t({stage.map.name}, {name})")
+        writer.assign(inner, f"{stage.map.structure}_t({stage.map.argument}, {name})")
         bar[operand_symbol(stage)] = sympy.Symbol(inner, real=True)
     sources = [*(d.symbol for d in spec.drive_list), *(p.symbol for p in spec.param_list)]
     # A drive that enters next to a linear output (A h + u) has that output's cotangent.

@@ -37,6 +37,7 @@ from .declarations import (
     Linear,
     Map,
     Param,
+    Read,
     Slot,
     SpecError,
     SpecWarning,
@@ -80,13 +81,15 @@ def _with_subscript(base: str, sub: str) -> str:
         base = rf"\mathrm{{{base}}}"
     if not sub:
         return base
+    if sub in greeks:
+        return rf"{base}_\{sub}"
     return f"{base}_{sub}" if len(sub) == 1 else rf"{base}_{{\mathrm{{{sub}}}}}"
 
 
 def _affine(name: str, vector: bool) -> str:
     """The affine function of ``x_t`` that a drive is, its weights named after the drive."""
     base, sub = _subscript(name)
-    sub = sub or base
+    sub = base + sub if sub.isdigit() else sub or base
     weight = _with_subscript("W", sub) if vector else _with_subscript("w", sub) + r"^\top"
     return f"{weight} x_t + {_with_subscript('b', sub)}"
 
@@ -105,6 +108,11 @@ class Spec:
     axes
         Names of the axes of one state slot, e.g. ``("d",)`` or ``("K", "V")``. Sizes are given
         later, by the cell.
+    output
+        What a layer passes on: the ``"last"`` slot, or ``"all"`` of them, one after the other.
+    parallel
+        Axes that count copies of the recurrence, such as heads: it never mixes them, and the page
+        shows one copy.
 
     Raises
     ------
@@ -113,14 +121,31 @@ class Spec:
         expression uses a symbol that was not declared before it.
     """
 
-    def __init__(self, name: str, axes: tuple[str, ...] = ("d",)):
+    def __init__(
+        self,
+        name: str,
+        axes: tuple[str, ...] = ("d",),
+        *,
+        output: str = "last",
+        parallel: tuple[str, ...] = (),
+    ):
         self.name = name
+        if output not in ("last", "all"):
+            raise SpecError(f"Spec {name!r}: got output {output!r}, expected 'last' or 'all'.")
+        self.output = output
         self.axes = tuple(axes)
+        self.parallel = tuple(parallel)
+        if any(a not in self.axes for a in self.parallel):
+            raise SpecError(
+                f"Spec {name!r}: got parallel axes {self.parallel}, expected some of the state "
+                f"axes {self.axes}."
+            )
         self.slots: tuple[Slot, ...] = ()
         self.drive_list: tuple[Drive, ...] = ()
         self.map_list: tuple[Map, ...] = ()
         self.param_list: tuple[Param, ...] = ()
         self.stages: tuple[Stage, ...] = ()
+        self.readout: Read | None = None
         self._open = False
         self._frozen = False
         self._names: set[str] = set()
@@ -193,7 +218,8 @@ class Spec:
         out = []
         for name in _names(names):
             symbol = self._claim(name)
-            affine = _affine(name if not inline else _subscript(name)[1], bool(axes))
+            vector = bool(set(axes) - set(self.parallel))
+            affine = _affine(name if not inline else _subscript(name)[1], vector)
             latex = _with_subscript(*_subscript(name))
             self._axes[symbol] = axes
             self.drive_list += (Drive(symbol, axes, latex, affine, inline),)
@@ -249,20 +275,39 @@ class Spec:
         self, *names: str | Iterable[str], axes: tuple[str, ...] | None = None
     ) -> tuple[sympy.Symbol, ...]:
         """Declare elementwise recurrent parameters (peepholes, time constants, …)."""
+        return self._parameters(_names(names), axes, trained=True)
+
+    def constants(
+        self, *names: str | Iterable[str], axes: tuple[str, ...] | None = None
+    ) -> tuple[sympy.Symbol, ...]:
+        """Declare numbers that are not trained, a step or a rate: parameters whose values the cell
+        gives, by its method ``constants()``."""
+        return self._parameters(_names(names), axes, trained=False)
+
+    def _parameters(
+        self, names: list[str], axes: tuple[str, ...] | None, trained: bool
+    ) -> tuple[sympy.Symbol, ...]:
         axes = self.axes if axes is None else tuple(axes)
         self._check_axes("parameter", axes)
         out = []
-        for name in _names(names):
+        for name in names:
             symbol = self._claim(name)
             self._axes[symbol] = axes
-            self.param_list += (Param(symbol, axes, _with_subscript(*_subscript(name))),)
+            latex = _with_subscript(*_subscript(name))
+            self.param_list += (Param(symbol, axes, latex, trained),)
             out.append(symbol)
         return tuple(out)
 
-    def let(self, name: str, expr: sympy.Expr, *, latex: str = "") -> sympy.Symbol:
-        """Name an elementwise stage; it gets a numbered line on the page."""
+    def let(
+        self, name: str, expr: sympy.Expr, *, latex: str = "", node: bool = False
+    ) -> sympy.Symbol:
+        """Name an elementwise stage; it gets a numbered line on the page.
+
+        Between maps, derivatives are multiplied out. A ``node`` is a point where they are chained
+        instead: give it to what many later stages use, in a recurrence of many rounds.
+        """
         symbol = self._claim(name)
-        self._add_elementwise(symbol, sympy.sympify(expr), latex)
+        self._add_elementwise(symbol, sympy.sympify(expr), latex, node)
         return symbol
 
     def next(self, slot: sympy.Symbol, expr: sympy.Expr) -> None:
@@ -281,6 +326,56 @@ class Spec:
             if s.symbol == slot:
                 return s.next_symbol
         raise SpecError(f"{slot!r} is not a state slot of {self.name!r}.")
+
+    def contract(self, name: str, expr: sympy.Expr, *, over: str) -> sympy.Symbol:
+        """Name a sum of ``expr`` over one state axis, e.g. ``kᵀ H`` as
+        ``contract("p", k * H, over="K")``. On the page it is printed where it is used."""
+        symbol = self._claim(name)
+        operand, inner, map_ = self._contraction(name, expr, over)
+        self._axes[symbol] = tuple(a for a in self.axes_of(inner) if a != over)
+        self.stages += (Linear(symbol, map_, operand, inner),)
+        return symbol
+
+    def read(self, name: str, expr: sympy.Expr, *, over: str, latex: str = "") -> sympy.Symbol:
+        """Say what a layer passes on, if it is not the state: a sum of ``expr`` over one state axis.
+
+        ``expr`` is a sum of products of the new state (:meth:`updated`), drives and parameters. It
+        is the last equation of the page, and no part of the recurrence or its Jacobian.
+        """
+        if self.readout is not None:
+            raise SpecError(
+                f"Spec {self.name!r}: got a second read-out {name!r} beside "
+                f"{self.readout.symbol.name!r}; there is one."
+            )
+        symbol = self._claim(name)
+        before = self.stages
+        operand, inner, map_ = self._contraction(name, expr, over)
+        known = {s.next_symbol for s in self.slots} | {d.symbol for d in self.drive_list}
+        known |= {p.symbol for p in self.param_list}
+        if self.stages != before or inner.free_symbols - known:
+            raise SpecError(
+                f"Spec {self.name!r}, read-out {name!r}: got {operand}, expected a sum of products "
+                "of the new state, updated(…), drives and parameters."
+            )
+        self._axes[symbol] = tuple(a for a in self.axes_of(inner) if a != over)
+        latex = latex or _with_subscript(*_subscript(name))
+        self.readout = Read(symbol, map_, operand, inner, latex)
+        return symbol
+
+    def _contraction(
+        self, name: str, expr: sympy.Expr, over: str
+    ) -> tuple[sympy.Expr, sympy.Expr, Map]:
+        """A sum's operand as written and in canonical form, and the map that sums."""
+        operand = sympy.sympify(expr)
+        with sympy.evaluate(True):
+            inner = self._hoist(self._defined(canonical(operand), name), name, top=False)
+        if over not in self.axes_of(inner):
+            raise SpecError(
+                f"Spec {self.name!r}, {name!r}: got a sum over {over!r} of an expression with the "
+                f"axes {self.axes_of(inner)}, expected one of these."
+            )
+        dim = self.axes.index(over) - len(self.axes)
+        return operand, inner, Map(f"sum_{over}", "contract", over, dim=dim)
 
     def _apply_map(self, map_: Map, operand: sympy.Expr) -> sympy.Symbol:
         operand = sympy.sympify(operand)
@@ -304,7 +399,9 @@ class Spec:
         self.stages += (Linear(symbol, map_, operand, inner),)
         return symbol
 
-    def _add_elementwise(self, symbol: sympy.Symbol, authored: sympy.Expr, latex: str) -> None:
+    def _add_elementwise(
+        self, symbol: sympy.Symbol, authored: sympy.Expr, latex: str, node: bool = False
+    ) -> None:
         latex = latex or _with_subscript(*_subscript(symbol.name))
         with sympy.evaluate(True):
             expr = self._hoist(self._defined(canonical(authored), symbol.name), symbol.name)
@@ -314,7 +411,7 @@ class Spec:
                 "expression of states, drives or parameters; write the number where it is used."
             )
         self._axes[symbol] = self.axes_of(expr)
-        self.stages += (Elementwise(symbol, authored, expr, latex),)
+        self.stages += (Elementwise(symbol, authored, expr, latex, node=node),)
 
     def _hoist(self, expr: sympy.Expr, name: str, top: bool = True) -> sympy.Expr:
         """Give every nested primitive call a hidden stage, so that a stage is ``f(algebraic)``
@@ -387,6 +484,8 @@ class Spec:
         self.drive_list = tuple(sorted(self.drive_list, key=lambda d: d.given))
         self._label_drives()
         used = {s for st in self.stages for s in _operand(st).free_symbols}
+        if self.readout is not None:
+            used |= self.readout.operand.free_symbols
         applied = {st.map.name for st in self.stages if isinstance(st, Linear)}
         idle = [d.name for d in self.drive_list if d.symbol not in used]
         idle += [p.name for p in self.param_list if p.symbol not in used]
@@ -405,7 +504,9 @@ class Spec:
         """Give each of several drives weights of its own name: ``u, v`` → ``W_u x + b_u``, …"""
         if len(self.projected) > 1:
             self.drive_list = tuple(
-                d if "_" in d.name or d.given else replace(d, affine=_affine(d.name, bool(d.axes)))
+                d
+                if "_" in d.name or d.given
+                else replace(d, affine=_affine(d.name, bool(set(d.axes) - set(self.parallel))))
                 for d in self.drive_list
             )
 
@@ -460,9 +561,18 @@ class Spec:
         return self.factorization.jac_structure
 
     @property
+    def linear_class(self) -> str | None:
+        """Sub-class of a Jacobian that does not contain the state, and None for any other:
+        ``'diag'``, ``'planar'`` (a 2×2 block a channel), ``'block{S}'``, ``'householder'`` (the
+        identity and something of rank one, from a sum over a state axis), or the maps' structure.
+        """
+        return self.factorization.linear_class
+
+    @property
     def channelwise(self) -> bool:
         """True if no map mixes channels, so that the Jacobian is one S×S block a channel."""
-        return all(m.structure == "diagonal" for m in self.map_list)
+        linear = (st for st in self.stages if isinstance(st, Linear))
+        return all(m.structure == "diagonal" for m in (*self.map_list, *(s.map for s in linear)))
 
     def state_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of one sample's state: the axes' sizes, behind a slot axis if S > 1."""
@@ -511,12 +621,18 @@ class Spec:
         lines += [f"slot {s.name} {s.bounds}" for s in self.slots]
         lines += [f"{'given' if d.given else 'drive'} {d.name} {d.axes}" for d in self.drive_list]
         lines += [f"map {m.name} {m.structure}" for m in self.map_list]
-        lines += [f"param {p.name} {p.axes}" for p in self.param_list]
+        lines += [
+            f"{'param' if p.trained else 'constant'} {p.name} {p.axes}" for p in self.param_list
+        ]
+        lines += ["output all"] * (self.output == "all")
         for st in self.stages:
             if isinstance(st, Linear):
                 lines.append(f"{st.symbol} = {st.map.name} . {sympy.srepr(st.operand)}")
             else:
-                lines.append(f"{st.symbol} = {sympy.srepr(st.expr)}")
+                lines.append(f"{st.symbol} {'=' * (1 + st.node)} {sympy.srepr(st.expr)}")
+        if self.readout is not None:
+            read = self.readout
+            lines.append(f"read {read.symbol} = {read.map.name} . {sympy.srepr(read.operand)}")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def latex(self) -> list[Equation]:

@@ -152,3 +152,47 @@ def test_the_command_is_installed_and_survives_a_closed_pipe():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout == "ParaGRU\n"
     assert done.stderr == ""
+
+
+def test_probe_lists_tasks_and_models(capsys):
+    status, out, _ = run(capsys, "probe")
+    assert status == 0
+    assert out.startswith("tasks:  parity, S3, ")
+    assert "\nmodels: GRU, log, signed, " in out
+    assert run(capsys, "probe", "parity")[:2] == (0, out)
+
+
+def test_probe(capsys, monkeypatch):
+    import json
+
+    from pararnn import tasks
+
+    small = tasks.Protocol(steps=9, length=8, batch=4, width=4, every=2, final=(
+        tasks.Evaluation(3, 8, 1),))  # fmt: skip
+    monkeypatch.setattr(tasks, "WORDS", small)
+    arguments = ("probe", "S3", "GRU", "--seed", "0", "4", "--steps", "3", "--layers", "2")
+    status, out, err = run(capsys, *arguments, "--json", "--select", "best")
+    first, second = map(json.loads, out.splitlines())
+    assert status == 0
+    assert [r["seed"] for r in (first, second)] == [0, 4]
+    assert first["scores"] != second["scores"] or first["checks"] != second["checks"]
+    assert (first["n_layers"], first["protocol"]["select"]) == (2, "best")
+    assert [c["step"] for c in first["checks"]] == [2, 3]
+    assert err.startswith("step 2: loss 1.")
+    status, out, _ = run(capsys, *arguments)
+    assert out.splitlines()[1].startswith("S3 GRU L=2 seed 4: @8 ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("S4", "GRU"), "task: got 'S4', expected one of parity, S3"),
+        (("S3", "gru"), "model: got 'gru', expected one of GRU"),
+        (("S3", "signed-decay"), "no time gaps"),
+        (("S3", "GRU", "--device", "nowhere"), "--device nowhere"),
+    ],
+)
+def test_probe_of_what_there_is_not(capsys, arguments, message):
+    status, out, err = run(capsys, "probe", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err

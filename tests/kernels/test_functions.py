@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from pararnn.solvers.torch_backend import snap
+
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 KERNEL = """
@@ -70,6 +72,8 @@ NUMPY = {
     "expm1": np.expm1,
     "softplus": lambda x: np.logaddexp(0.0, x),
     "log": np.log,
+    "log1p": np.log1p,
+    "positive": lambda x: np.where(x >= 0, x + 0.5, sigmoid(np.minimum(x, 0))),
     "sqrt": np.sqrt,
     "sin": np.sin,
     "cos": np.cos,
@@ -77,13 +81,19 @@ NUMPY = {
 EXACT = {
     "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
     "softplus": lambda x: mpmath.log1p(mpmath.exp(x)),
-    **{n: getattr(mpmath, n) for n in ("tanh", "exp", "expm1", "log", "sqrt", "sin", "cos")},
+    "positive": lambda x: x + mpmath.mpf("0.5") if x >= 0 else EXACT["sigmoid"](x),
+    **{
+        n: getattr(mpmath, n)
+        for n in ("tanh", "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos")
+    },
 }
 
 
 def domain(name, x):
     if name in ("log", "sqrt"):
         return np.abs(x)
+    if name == "log1p":
+        return np.where(x <= -1, -x, x)
     if name in ("sin", "cos"):  # near a zero: relative to 1e-3 at least
         return np.clip(x, -100, 100)
     return x
@@ -98,7 +108,7 @@ def allowed(kit, name, x):
     """
     bound = np.full(x.shape, 8.0)
     twice = kit.DEVICE == "cpu" and name in ("exp", "expm1", "softplus")
-    if name == "sigmoid" or twice:
+    if name in ("sigmoid", "positive") or twice:
         bound += 1.25 * np.minimum(np.abs(x), 110.0) * (np.ones_like(x) if twice else x < 0)
     return bound
 
@@ -153,6 +163,9 @@ def test_special_values(kit, dtype):
         "expm1": [0, 0, inf, -1, nan, inf, -1, None],
         "softplus": [None, None, inf, 0, nan, 1e4, 0, None],
         "log": [-inf, -inf, inf, nan, nan, None, nan, 0],
+        "log1p": [0, 0, inf, nan, nan, None, nan, None],
+        "positive": [0.5, 0.5, inf, 0, nan, 1e4 + 0.5, 0, 1.5],
+        "nearest": [0, 0, inf, -inf, nan, 1e4, -1e4, 1],
         "sqrt": [0, 0, inf, nan, nan, 100, nan, 1],
         "square": [0, 0, inf, inf, nan, 1e8, 1e8, 1],
         "heaviside": [0.5, 0.5, 1, 0, None, 1, 0, 1],
@@ -173,6 +186,27 @@ def test_maximum_like_pytorch(kit, dtype):
     a, b = (g.ravel() for g in np.meshgrid(v, v))
     got = applied(kit, "maximum", a, b)
     np.testing.assert_array_equal(got, torch.maximum(torch.tensor(a), torch.tensor(b)).numpy())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_grid_of_angles(kit, dtype):
+    """The same grid point as in PyTorch for every angle, ties among them, and 2 roundings."""
+    big = 0.3 / np.finfo(dtype).eps
+    x = np.concatenate([points(dtype, 1024)[:768], np.arange(-64, 64) / 2, [big, -big] * 64])
+    x = x.astype(dtype)
+    np.testing.assert_array_equal(applied(kit, "nearest", x), np.rint(x))
+    x = np.where(np.abs(x) < 1e4, x, 1).astype(dtype)
+    m = np.resize(np.array([2, 3, 4, 6, 250], dtype), x.shape)
+    got, want = applied(kit, "snap", x, m), snap(torch.tensor(x), torch.tensor(m)).numpy()
+    np.testing.assert_allclose(got, want, 2 * np.finfo(dtype).eps, 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_slope_of_g(kit, dtype):
+    x = np.resize(np.array([-3, -1e-9, -0.0, 0, 1e-9, 2, np.nan, -200], dtype), 64)
+    y = applied(kit, "positive", x)
+    want = np.where(x >= 0, 1, y * (1 - y))
+    np.testing.assert_array_equal(applied(kit, "positive_slope", x, y), want)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -217,6 +251,8 @@ MUTANTS = {
     "log: interval of the mantissa": ("log", "0x3F2AAAAB", "0x3F800000"),
     "log: denormal numbers": ("log", "(x >= 1.1754944e-38) & ", "(x >= 0) & "),
     "series: a term": ("log", "2 / 7 + y * p", "2 / 7"),
+    "log1p: log(1 + x) everywhere": ("log1p", "(x > -0.5) & (x < 1)", "(x > 8) & (x < 9)"),
+    "positive: sigmoid everywhere": ("positive", "x >= 0, x + 0.5", "x >= 99, x + 0.5"),
     "sigmoid: base": ("sigmoid", "-1.4426950408889634", "-1.4427"),
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ NUMPY = {
     "exp": np.exp,
     "expm1": np.expm1,
     "log": np.log,
+    "log1p": np.log1p,
     "sin": np.sin,
     "cos": np.cos,
 }
@@ -30,6 +31,7 @@ SLOPE = {
     "exp": np.exp,
     "expm1": np.exp,
     "log": lambda x: 1 / x,
+    "log1p": lambda x: 1 / (1 + x),
     "sin": lambda x: abs(np.cos(x)),
     "cos": lambda x: abs(np.sin(x)),
 }
@@ -40,6 +42,7 @@ CURVATURE = {
     "exp": np.exp,
     "expm1": np.exp,
     "log": lambda x: 1 / x**2,
+    "log1p": lambda x: 1 / (1 + x) ** 2,
     "sin": lambda x: abs(np.sin(x)),
     "cos": lambda x: abs(np.cos(x)),
 }
@@ -55,13 +58,15 @@ SMOOTH = [p for p in PRIMITIVES.values() if p.name in SLOPE]
 
 
 def test_all_but_those_with_kinks_are_here():
-    assert {p.name for p in PRIMITIVES.values()} - set(SLOPE) == {"maximum", "heaviside"}
+    kinks = {"maximum", "heaviside", "positive", "positive_slope", "snap"}
+    assert {p.name for p in PRIMITIVES.values()} - set(SLOPE) == kinks
 
 
 @pytest.mark.parametrize("primitive", SMOOTH, ids=lambda p: p.name)
 @pytest.mark.parametrize("ends", INTERVALS, ids=str)
 def test_primitives(primitive, ends):
-    lo, hi = (max(e, 1e-3) for e in ends) if primitive.name == "log" else ends
+    least = {"log": 1e-3, "log1p": -0.999}.get(primitive.name, -np.inf)
+    lo, hi = (max(e, least) for e in ends)
     x = np.concatenate([np.linspace(lo, hi, 2001), RNG.uniform(lo, hi, 500)])
     box = Interval(lo, hi)
     assert contains(primitive.image(box), NUMPY[primitive.name](x))

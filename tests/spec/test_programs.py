@@ -285,6 +285,8 @@ def test_printing_twice_gives_equal_text(specimen):
     for program in PROGRAMS:
         if program in ("step_jacobian", "adjoint") and not specimen.spec.channelwise:
             continue
+        if program == "read" and specimen.spec.readout is None:
+            continue
         assert print_program(specimen.spec, program) == print_program(specimen.spec, program)
 
 

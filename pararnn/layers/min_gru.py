@@ -1,0 +1,350 @@
+"""MinGRUBlock and MinGRUStack: residual layers around the mixers of the linear-scan family."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks as checks
+from .mixers import MIXERS, MixerEntry, keywords, known, plan
+from .para_rnn import takes_gaps
+
+
+class MinGRUBlock(nn.Module):
+    """A pre-norm residual block: a mixer over time, then an MLP over channels.
+
+    ``x ← x + dropout(mixer(LN(x)))``, then ``x ← x + MLP(LN(x))`` with the MLP
+    ``Linear(d, e·d) → GELU → Dropout → Linear(e·d, d)``.
+
+    Parameters
+    ----------
+    d_model
+        Width of input, output and mixer.
+    mlp_expansion
+        The factor ``e``; with 0 the block has no MLP.
+    dropout
+        Probability of dropout after the mixer and inside the MLP, in training.
+    learnable_h0
+        Whether the mixer's start is a parameter, for mixers that let you choose.
+    mixer
+        ``'log'`` (:class:`~pararnn.MinGRU`), ``'signed'``, ``'rotation'``, ``'givens'``,
+        ``'delta'`` or ``'lstm'``.
+    mixer_kwargs
+        Further arguments of the mixer.
+    device, dtype
+        As for :class:`torch.nn.Linear`.
+
+    Attributes
+    ----------
+    mixer : Cell
+        The mixer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the mixer is unknown, cannot learn its start, or does not take an argument; if a width is
+        not positive; if ``dropout`` is no probability.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        mlp_expansion: int = 4,
+        dropout: float = 0.0,
+        learnable_h0: bool = False,
+        mixer: str = "log",
+        mixer_kwargs: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        checks.positive("d_model", d_model)
+        if mlp_expansion != 0:
+            checks.positive("mlp_expansion", mlp_expansion)
+        _probability(dropout)
+        chosen, settings = known(mixer), keywords("mixer_kwargs", mixer_kwargs)
+        _can_learn_start(learnable_h0, [chosen])
+        if learnable_h0 and chosen.learnable_h0:
+            settings["learnable_h0"] = True
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.d_model = d_model
+        self.norm1 = nn.LayerNorm(d_model, **where)
+        self.mixer: Any = chosen.build(d_model, settings, **where)
+        self.drop = nn.Dropout(dropout)
+        self.norm2 = self.mlp = None
+        if mlp_expansion:
+            self.norm2 = nn.LayerNorm(d_model, **where)
+            self.mlp = nn.Sequential(
+                nn.Linear(d_model, mlp_expansion * d_model, **where),
+                nn.GELU(),
+                nn.Dropout(dropout),
+                nn.Linear(mlp_expansion * d_model, d_model, **where),
+            )
+
+    def forward(
+        self, x: Tensor, h_0: Tensor | None = None, delta_t: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run whole sequences.
+
+        Parameters
+        ----------
+        x
+            ``(B, T, d_model)``.
+        h_0
+            State to start from, ``(B, 1, W)`` or ``(B, W)``, as this method or :meth:`step` return
+            it; the mixer's own start if not given.
+        delta_t
+            Time since the step before, ``(B, T)`` or ``(B, T, 1)``: for a mixer with decay, and
+            only for one.
+
+        Returns
+        -------
+        x
+            ``(B, T, d_model)``.
+        state
+            The mixer's state after the last step, ``(B, 1, W)``, to continue from; the start if
+            ``T`` is 0.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If shapes, dtypes or devices do not fit; nothing is broadcast. If ``delta_t`` is missing
+            or not wanted.
+        """
+        _shaped("x", x, ("B", "T"), self.d_model)
+        y, state = self.mixer(self.norm1(x), h_0, delta_t, return_state=True)
+        return self._finished(x, y), state
+
+    def step(
+        self, x_t: Tensor, h_prev: Tensor | None = None, delta_t: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One step, for streaming: ``x_t (B, d_model)``, ``delta_t (B,)`` or ``(B, 1)``.
+
+        Returns the output ``(B, d_model)`` and the state ``(B, W)``. Step by step, a sequence gives
+        what :meth:`forward` gives for the whole, and the same gradients if they are enabled.
+        """
+        _shaped("x_t", x_t, ("B",), self.d_model)
+        y, state = self.mixer.stream(self.norm1(x_t), h_prev, delta_t)
+        return self._finished(x_t, y), state
+
+    def init_state(self, batch: int) -> Tensor:
+        """The mixer's own start, ``(B, 1, W)``."""
+        return self.mixer.init_state(batch).flatten(1).unsqueeze(1)
+
+    def _finished(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x + self.drop(y)
+        return x if self.mlp is None else x + self.mlp(self.norm2(x))  # type: ignore[misc]
+
+
+class MinGRUStack(nn.Module):
+    """Blocks on top of each other, with a projection in front and a norm behind.
+
+    Parameters
+    ----------
+    input_size, d_model
+        Width of the input, and of the blocks and the output. Equal ones need no projection.
+    n_layers
+        Number of blocks.
+    mlp_expansion, dropout
+        As for :class:`MinGRUBlock`.
+    learnable_h0
+        Whether the start is a parameter in all blocks whose mixer lets you choose.
+    mixer
+        One mixer for all blocks, or a list with the mixer of every block.
+    mixer_kwargs
+        Further arguments: of the mixer; or, for a list, ``{mixer: arguments}``, shared by all
+        blocks with that mixer.
+    decay_layers
+        ``'all'``, or ``'last'``: take the arguments ``decay``, ``decay_rate`` and ``log1p_delta``
+        away from all blocks but the last.
+    device, dtype
+        As for :class:`torch.nn.Linear`.
+
+    Attributes
+    ----------
+    in_proj : torch.nn.Linear or torch.nn.Identity
+        The projection.
+    blocks : torch.nn.ModuleList
+        The blocks.
+    norm_out : torch.nn.LayerNorm
+        The norm.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :class:`MinGRUBlock`; if a list of mixers does not have one name a layer, or the
+        arguments are not keyed as they have to be.
+
+    Warns
+    -----
+    UserWarning
+        Once, if more than one mixer rounds its transitions (``'rotation'`` with its grid).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        d_model: int,
+        n_layers: int,
+        mlp_expansion: int = 4,
+        dropout: float = 0.0,
+        learnable_h0: bool = False,
+        mixer: str | list[str] = "log",
+        mixer_kwargs: Mapping[str, Any] | None = None,
+        decay_layers: str = "all",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        for name, size in (
+            ("input_size", input_size),
+            ("d_model", d_model),
+            ("n_layers", n_layers),
+        ):
+            checks.positive(name, size)
+        layers = plan(mixer, mixer_kwargs, n_layers, decay_layers)
+        mixers = [MIXERS[name] for name, _ in layers]
+        _can_learn_start(learnable_h0, mixers)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.input_size, self.d_model, self.n_layers = input_size, d_model, n_layers
+        same = input_size == d_model
+        self.in_proj = nn.Identity() if same else nn.Linear(input_size, d_model, **where)
+        self.blocks = nn.ModuleList(
+            MinGRUBlock(
+                d_model,
+                mlp_expansion,
+                dropout,
+                learnable_h0 and MIXERS[name].learnable_h0,
+                name,
+                settings,
+                **where,
+            )
+            for name, settings in layers
+        )
+        self.norm_out = nn.LayerNorm(d_model, **where)
+        rounding = sum(MIXERS[name].rounds(settings) for name, settings in layers)
+        if rounding > 1:
+            warnings.warn(
+                f"{rounding} mixers of this stack round their transitions; gradients pass each "
+                "straight through, and what they miss is multiplied. One such mixer trains more "
+                "reliably.",
+                stacklevel=2,
+            )
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Sequence[Tensor | None] | None = None,
+        delta_t: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run whole sequences, or one chunk of them.
+
+        Parameters
+        ----------
+        x
+            ``(B, T, input_size)``.
+        state
+            One entry a block, as this method or :meth:`step` returns them; None, as a whole or for
+            a block, is the mixer's own start.
+        delta_t
+            Time since the step before, ``(B, T)`` or ``(B, T, 1)``: for the blocks with decay, and
+            needed if there are any.
+
+        Returns
+        -------
+        output
+            ``(B, T, d_model)``.
+        state
+            Of every block ``(B, 1, W)``, to continue from. Detach them to cut gradients between
+            chunks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`MinGRUBlock.forward`; if ``state`` does not have one entry a block; if
+            ``delta_t`` is given and no block has decay.
+        """
+        _shaped("x", x, ("B", "T"), self.input_size)
+        return self._run("forward", x, state, delta_t)
+
+    def step(
+        self,
+        x_t: Tensor,
+        state: Sequence[Tensor | None] | None = None,
+        delta_t: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One step, for streaming: ``x_t (B, input_size)``, ``delta_t (B,)`` or ``(B, 1)``.
+
+        Returns the output ``(B, d_model)`` and the states, ``(B, W)`` each. Step by step, a
+        sequence gives what :meth:`forward` gives for the whole, and the same gradients if they are
+        enabled.
+        """
+        _shaped("x_t", x_t, ("B",), self.input_size)
+        return self._run("step", x_t, state, delta_t)
+
+    def init_state(self, batch: int | None = None) -> list[Any]:
+        """The states to start from: None for every block, or, of a batch, ``(B, 1, W)`` each."""
+        if batch is None:
+            return [None] * self.n_layers
+        return [block.init_state(batch) for block in self._blocks()]
+
+    def _run(
+        self,
+        method: str,
+        x: Tensor,
+        state: Sequence[Tensor | None] | None,
+        delta_t: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        states = self._states(state)
+        decays = [takes_gaps(block.mixer) for block in self._blocks()]
+        if delta_t is not None and not any(decays):
+            raise ValueError(
+                "delta_t: got time gaps, expected none: no block has decay; leave delta_t out, or "
+                "give mixer_kwargs={'decay': …}."
+            )
+        x = self.in_proj(x)
+        following = []
+        for block, h, decay in zip(self._blocks(), states, decays, strict=True):
+            x, h = getattr(block, method)(x, h, delta_t if decay else None)
+            following.append(h)
+        return self.norm_out(x), following
+
+    def _blocks(self) -> list[Any]:
+        return list(self.blocks)
+
+    def _states(self, state: object) -> list[Tensor | None]:
+        if state is None:
+            return [None] * self.n_layers
+        if not isinstance(state, list | tuple):
+            raise TypeError(
+                f"state: got {type(state).__name__}, expected a list with one state a block."
+            )
+        if len(state) != self.n_layers:
+            raise ValueError(
+                f"state: got {len(state)} states, expected {self.n_layers}, one a block."
+            )
+        return list(state)
+
+
+def _probability(dropout: float) -> None:
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1).")
+
+
+def _can_learn_start(wanted: bool, mixers: Sequence[MixerEntry]) -> None:
+    if wanted and not any(m.learnable_h0 or m.learns_start for m in mixers):
+        raise ValueError(
+            f"learnable_h0: got True, but {mixers[0].cell} starts from a fixed state; leave it out."
+        )
+
+
+def _shaped(name: str, value: object, lead: tuple[str, ...], width: int) -> None:
+    tensor = checks.floating(name, value)
+    if tensor.ndim != len(lead) + 1 or tensor.shape[-1] != width:
+        raise ValueError(
+            f"{name}: got shape {tuple(tensor.shape)}, expected ({', '.join(lead)}, {width})."
+        )

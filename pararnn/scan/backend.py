@@ -1,0 +1,59 @@
+"""Which code runs a scan: the eager operations of this package, or a fused kernel.
+
+A kernel is plugged in with :func:`register_fused`. It gets the arguments of the public function,
+checked, and records its own derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+BACKENDS = ("auto", "eager", "fused")
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A kernel for a scan: ``lacks`` says why it cannot run the given tensors, or None if it can;
+    ``run`` has the arguments of the public function, without ``backend``."""
+
+    lacks: Callable[..., str | None]
+    run: Callable[..., Any]
+
+
+_FUSED: dict[str, Fused] = {}
+
+
+def register_fused(scan: str, fused: Fused) -> None:
+    """Plugs a kernel in for a scan, named as its public function."""
+    _FUSED[scan] = fused
+
+
+def pick(scan: str, backend: str, *values: Tensor | None) -> Callable[..., Any] | None:
+    """The kernel to run, or None for the eager path.
+
+    Raises
+    ------
+    ValueError
+        If there is no such backend.
+    RuntimeError
+        If ``backend`` is ``'fused'`` and no kernel can run this.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(
+            f"{scan}: backend: got {backend!r}, expected one of {', '.join(BACKENDS)}."
+        )
+    if backend == "eager":
+        return None
+    fused = _FUSED.get(scan)
+    reason = "there is no fused kernel for it" if fused is None else fused.lacks(*values)
+    if fused is not None and reason is None:
+        return fused.run
+    if backend == "fused":
+        raise RuntimeError(
+            f"{scan}: got backend='fused', but {reason}; use backend='auto' or 'eager'."
+        )
+    return None

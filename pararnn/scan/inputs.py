@@ -1,0 +1,76 @@
+"""Checks and conversions that all scans share. Nothing broadcasts."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from .._checks import floating, state_dtype
+
+
+def tensor(scan: str, name: str, value: object, shape: tuple[int | str, ...]) -> Tensor:
+    """``value`` as a floating-point tensor of a shape; names stand for sizes that are free."""
+    got = floating(f"{scan}: {name}", value)
+    return shaped(scan, name, got, shape)
+
+
+def shaped(scan: str, name: str, value: Tensor, shape: tuple[int | str, ...]) -> Tensor:
+    fits = value.ndim == len(shape) and all(
+        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{scan}: {name}: got shape {tuple(value.shape)}, expected "
+            f"({', '.join(map(str, shape))}); nothing is broadcast, use .expand(...) if it should be."
+        )
+    return value
+
+
+def one_device(scan: str, **values: Tensor | None) -> None:
+    devices = {name: v.device for name, v in values.items() if v is not None}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"{scan}: got {listed}, expected one device; move them with .to(...).")
+
+
+def reset_mask(scan: str, resets: object, like: Tensor) -> Tensor | None:
+    """Resets ``(B, T)`` of a sequence ``(B, T, ...)``."""
+    if resets is None:
+        return None
+    if not isinstance(resets, Tensor) or resets.dtype != torch.bool:
+        got = resets.dtype if isinstance(resets, Tensor) else type(resets).__name__
+        raise TypeError(
+            f"{scan}: resets: got {got}, expected a bool tensor of shape (B, T); convert it with "
+            "resets.bool()."
+        )
+    one_device(scan, resets=resets, sequence=like)
+    return shaped(scan, "resets", resets, tuple(like.shape[:2]))
+
+
+def common_dtype(*values: Tensor | None) -> torch.dtype:
+    """Dtype of a scan's results: the one that all inputs promote to."""
+    dtypes = [v.dtype for v in values if v is not None]
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def accumulated(dtype: torch.dtype, *values: Tensor) -> tuple[Tensor, ...]:
+    """The values in the dtype that states are accumulated in: float32 at least."""
+    return tuple(v.to(state_dtype(dtype)) for v in values)
+
+
+def cut(coefficients: Tensor, resets: Tensor | None) -> Tensor:
+    """Coefficients ``(B, T, ...)`` that are 0 where the state starts anew."""
+    if resets is None:
+        return coefficients
+    return coefficients.masked_fill(
+        resets.reshape(*resets.shape, *(1,) * (coefficients.ndim - 2)), 0
+    )
+
+
+def cut_log(log_coefficients: Tensor, resets: Tensor | None) -> Tensor:
+    """The same for logarithms of coefficients."""
+    if resets is None:
+        return log_coefficients
+    return log_coefficients.masked_fill(resets.unsqueeze(-1), -torch.inf)

@@ -1,0 +1,134 @@
+"""Scan of a recurrence of nonnegative numbers that are given by their logarithms.
+
+The textbook form subtracts sums of logarithms over the whole sequence, and so loses digits as the
+sequence grows. Here no such sum is formed. A first scan, over maxima and sums, finds the logarithm
+``r_t`` of the largest term of every state. Relative to it the recurrence is
+
+    ``g_t = exp(r_{t−1} + log a_t − r_t) g_{t−1} + exp(log b_t − r_t)``,  ``h_t = exp(r_t) g_t``,
+
+with no exponent above 0, so it can neither overflow nor lose a term that matters; where no state
+can grow, ``r_t = 0`` does as well. Both scans run in float64: in float32 the rounding of a
+coefficient near 1 alone would cost 3e-3 over 100,000 steps. The result does not depend on
+``r_t``, so derivatives may treat it as a constant.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .autograd import scan
+from .backend import pick
+from .inputs import common_dtype, cut_log, one_device, reset_mask, tensor
+from .linear import Result, result
+
+NAME = "parallel_scan_log"
+LARGEST = 600.0  # largest logarithm that is summed up in linear space as it is
+SMALLEST = -300.0  # an initial state of 0 is scaled as one of this logarithm would be
+OVERFLOW = 800.0  # half of it is representable, all of it is infinite
+
+
+def parallel_scan_log(
+    log_coeffs: Tensor,
+    log_values: Tensor,
+    h0: Tensor | None = None,
+    *,
+    resets: Tensor | None = None,
+    reverse: bool = False,
+    backend: str = "auto",
+    return_state: bool = False,
+) -> Result:
+    r"""States of \(h_t = a_t h_{t-1} + b_t\) from \(\log a_t\) and \(\log b_t\).
+
+    The error does not grow with the length: it is the rounding of the result. Logarithms may be
+    ``-inf`` (a coefficient or a value of exactly 0) and of any size; states are right as far as
+    the dtype can represent them.
+
+    Parameters
+    ----------
+    log_coeffs
+        \(\log a_t\), ``(B, T, D)``.
+    log_values
+        ``(B, T + 1, D)``: \(\log h_0\), then \(\log b_1, \dots, \log b_T\). With ``h0``:
+        ``(B, T, D)``, without \(\log h_0\).
+    h0
+        Initial state itself, ``(B, D)``. Unlike its logarithm it has a derivative at 0.
+    resets
+        ``(B, T)`` bool; where set, the step starts from the zero state.
+    reverse
+        Run from the last step to the first; \(h_0\) is then the state after the last step, and its
+        logarithm still comes first.
+    backend
+        ``'auto'``, ``'eager'`` or ``'fused'``.
+    return_state
+        Return ``(states, state)``, with the last state in the order of the recurrence, in float64.
+
+    Returns
+    -------
+    Tensor or tuple of Tensor
+        States ``(B, T, D)``, themselves and not their logarithms, in the dtype that ``log_coeffs``
+        and ``log_values`` promote to.
+
+    Raises
+    ------
+    TypeError
+        If an input is not a floating-point tensor, or ``resets`` not a bool one.
+    ValueError
+        If a shape or a device does not fit.
+    RuntimeError
+        If ``backend='fused'`` and no kernel can run this.
+    """
+    log_coeffs = tensor(NAME, "log_coeffs", log_coeffs, ("B", "T", "D"))
+    batch, length, width = log_coeffs.shape
+    extra = 1 if h0 is None else 0
+    log_values = tensor(NAME, "log_values", log_values, (batch, length + extra, width))
+    if h0 is not None:
+        h0 = tensor(NAME, "h0", h0, (batch, width))
+    mask = reset_mask(NAME, resets, log_coeffs)
+    one_device(NAME, log_coeffs=log_coeffs, log_values=log_values, h0=h0)
+    fused = pick(NAME, backend, log_coeffs, log_values, h0)
+    if fused is not None:
+        return fused(
+            log_coeffs, log_values, h0, resets=mask, reverse=reverse, return_state=return_state
+        )
+    dtype = common_dtype(log_coeffs, log_values)
+    coeffs = cut_log(log_coeffs.double(), mask)
+    values = log_values.double()
+    if h0 is None:
+        first, values = values[:, 0], values[:, 1:]
+    else:
+        first = h0.double()
+    if _cannot_grow(log_coeffs, log_values):
+        start = first.exp() if h0 is None else first
+        states = scan(coeffs.exp(), values.exp(), start, reverse=reverse)
+    else:
+        states, start = _recentred(coeffs, values, first, h0 is None, reverse)
+    return result(states, start, dtype, reverse, return_state)
+
+
+def _cannot_grow(coeffs: Tensor, values: Tensor) -> bool:
+    """Whether linear space is wide enough: no coefficient is above 1 and no value is huge. Not
+    asked where it means waiting for the device, or where the values are not there yet."""
+    if coeffs.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active() or not coeffs.numel():
+        return False
+    with torch.no_grad():
+        return bool(coeffs.amax() <= 0) and bool(values.amax() <= LARGEST)
+
+
+def _recentred(
+    coeffs: Tensor, values: Tensor, first: Tensor, logarithm: bool, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """States and the initial state; ``first`` is the initial state or its logarithm."""
+    with torch.no_grad():
+        r0 = first if logarithm else first.abs().log().clamp_min(SMALLEST)
+        r = scan(coeffs.detach(), values.detach(), r0.detach(), "maxplus", reverse)
+        ends = [r[:, 1:], r0.unsqueeze(1)] if reverse else [r0.unsqueeze(1), r[:, :-1]]
+        before = torch.cat(ends, 1) if r.shape[1] else r
+        # Zero states stay zero at any scale.
+        r0, r = (x.masked_fill(x == -torch.inf, 0) for x in (r0, r))
+        half = (r.clamp_max(OVERFLOW) / 2).exp()
+    scaled = (first - r0).exp() if logarithm else first * (-r0).exp()
+    g = scan((before - r + coeffs).exp(), (values - r).exp(), scaled, reverse=reverse)
+    return g * half * half, first.exp() if logarithm else first

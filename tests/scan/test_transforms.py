@@ -1,0 +1,177 @@
+"""Scans under torch.compile, torch.export and torch.func; the choice of a backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from pararnn.scan import (
+    backend,
+    delta_scan,
+    linear_scan,
+    matrix_affine_scan,
+    matrix_scan,
+    parallel_scan_log,
+)
+
+F64 = torch.float64
+
+
+def inputs_of(name, length=40, batch=2):
+    g = torch.Generator().manual_seed(0)
+    randn = lambda *shape: torch.randn(batch, *shape, generator=g, dtype=F64)  # noqa: E731
+    if name == "linear":
+        return randn(length, 3).tanh(), randn(length, 3), randn(3)
+    if name == "planar":
+        return randn(length, 3, 2, 2) / 2, randn(length, 3, 2), randn(3, 2)
+    if name == "blocks":
+        return randn(length, 2, 3, 3) / 3, randn(length, 2, 3, 2), randn(2, 3, 2)
+    if name == "log":
+        return -randn(length, 3).abs(), randn(length, 3), randn(3).abs()
+    k = normalize(randn(length, 2, 3), dim=-1)
+    q, v = randn(length, 2, 3), randn(length, 2, 2)
+    return q, k, v, 2 * randn(length, 2).sigmoid(), randn(2, 3, 2), randn(length, 2).sigmoid()
+
+
+def delta(q, k, v, beta, h0, gamma):
+    return delta_scan(q, k, v, beta, h0, gamma=gamma, chunk_size=16)[0]
+
+
+SCANS = {
+    "linear": linear_scan,
+    "planar": matrix_scan,
+    "blocks": matrix_affine_scan,
+    "log": parallel_scan_log,
+    "delta": delta,
+}
+scans = pytest.mark.parametrize("name", SCANS)
+
+
+def close(got, want):
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def gradients(function, inputs):
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    y = function(*inputs)
+    return [y.detach(), *torch.autograd.grad(y.sin().sum(), inputs)]
+
+
+@scans
+def test_compiled_without_breaks(name):
+    torch._dynamo.reset()
+    compiled = torch.compile(SCANS[name], fullgraph=True, backend="aot_eager")
+    for length in (40,) if name == "delta" else (40, 33):
+        inputs = inputs_of(name, length)
+        for got, want in zip(
+            gradients(compiled, inputs), gradients(SCANS[name], inputs), strict=True
+        ):
+            close(got, want)
+
+
+@scans
+def test_exported_for_any_length(name):
+    class Scan(torch.nn.Module):
+        def forward(self, *inputs):
+            return SCANS[name](*inputs)
+
+    inputs = inputs_of(name)
+    steps = torch.export.Dim("steps", min=3, max=1 << 20)
+    if name == "delta":  # the number of chunks is a part of the graph
+        shapes = None
+        lengths = (40,)
+    else:
+        shapes = {"inputs": ({1: steps}, {1: steps}, {})}
+        lengths = (40, 77)
+    exported = torch.export.export(Scan(), inputs, dynamic_shapes=shapes).module()
+    for length in lengths:
+        inputs = inputs_of(name, length)
+        close(exported(*inputs), SCANS[name](*inputs))
+
+
+@scans
+def test_mapped(name):
+    """vmap over all inputs, over one of them, and of a gradient."""
+    function = SCANS[name]
+    several = [inputs_of(name, 20, batch=2) for _ in range(3)]
+    for i, inputs in enumerate(several):
+        several[i] = [x * (1 - 0.1 * i) for x in inputs]
+    stacked = [torch.stack(xs, 1) for xs in zip(*several, strict=True)]
+    got = torch.func.vmap(function, in_dims=1)(*stacked)
+    for i, inputs in enumerate(several):
+        close(got[i], function(*inputs))
+    rest = several[0][1:]
+    got = torch.func.vmap(lambda a: function(a, *rest), in_dims=1)(stacked[0])
+    for i, inputs in enumerate(several):
+        close(got[i], function(inputs[0], *rest))
+
+    def loss(a):
+        return function(a, *rest).sin().sum()
+
+    got = torch.func.vmap(torch.func.grad(loss), in_dims=1)(stacked[0])
+    for i, inputs in enumerate(several):
+        close(got[i], torch.func.grad(loss)(inputs[0]))
+
+
+@scans
+def test_forward_over_reverse(name):
+    """Hessians of ``torch.func`` are those of autograd."""
+    inputs = inputs_of(name, 5, batch=1)
+    start = 4 if name == "delta" else 2
+
+    def loss(h0):
+        given = [*inputs[:start], h0, *inputs[start + 1 :]]
+        return SCANS[name](*given).sin().sum()
+
+    want = torch.autograd.functional.hessian(loss, inputs[start])
+    close(torch.func.hessian(loss)(inputs[start]), want)
+
+
+def test_the_operator_is_well_formed():
+    a, b, h0 = (x.requires_grad_() for x in inputs_of("linear"))
+    for kind, reverse in (("diagonal", False), ("diagonal", True)):
+        torch.library.opcheck(
+            torch.ops.pararnn.affine_scan.default, (a, b, h0, kind, reverse), rtol=1e-9, atol=1e-9
+        )
+
+
+@scans
+def test_a_missing_kernel_is_an_error(name):
+    inputs = inputs_of(name)
+    public = {"delta": delta_scan}.get(name, SCANS[name])
+    given = inputs[:5]
+    with pytest.raises(RuntimeError, match=r"backend='fused', but .*use backend='auto'"):
+        public(*given, backend="fused")
+    with pytest.raises(
+        ValueError, match="backend: got 'triton', expected one of auto, eager, fused"
+    ):
+        public(*given, backend="triton")
+    first = lambda y: y[0] if isinstance(y, tuple) else y  # noqa: E731
+    assert torch.equal(first(public(*given, backend="eager")), first(public(*given)))
+
+
+@scans
+def test_a_registered_kernel_runs_where_it_can(name, monkeypatch):
+    public = {"delta": delta_scan}.get(name, SCANS[name])
+    calls = []
+
+    def lacks(*values):
+        return "it wants one sequence" if values[0].shape[0] > 1 else None
+
+    def run(*args, **options):
+        calls.append((len(args), sorted(options)))
+        return public(*args, **options, backend="eager")
+
+    monkeypatch.setitem(backend._FUSED, public.__name__, backend.Fused(lacks, run))
+    many, one = inputs_of(name)[:5], inputs_of(name, batch=1)[:5]
+    public(*many)
+    assert not calls
+    with pytest.raises(RuntimeError, match="it wants one sequence"):
+        public(*many, backend="fused")
+    public(*many, backend="eager")
+    assert not calls
+    public(*one)
+    public(*one, backend="fused")
+    assert len(calls) == 2
+    assert "backend" not in calls[0][1]
