@@ -20,7 +20,8 @@ class Backward(Pieces):
         before = f"both(lane, {exists}, ALIGNED)" if exists else ANY
         lines += [f"p{i}_{u} = read({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots]
         for i in self.graded:
-            at = f"grad - {steps} * grad_t"
+            place = f" + {i - self.others} * D * grad_c" * (i > self.others)
+            at = f"grad + (-{steps} * grad_t{place})"
             if i < self.others:
                 at = f"rest + (-{steps} * {self.others} + {i}) * D"
             lines.append(f"g{i}_{u} = read({at}, {mask})")
@@ -35,9 +36,7 @@ class Backward(Pieces):
         drives, params = [f"d{k}" for k in self.drives], [f"h{i}" for i in self.params]
         results = ", ".join([self.m, *drives, *params])
         incoming = [f"m{i} + g{i}_{u}.to(DTYPE)" if i in self.graded else f"m{i}" for i in slots]
-        store = [
-            line for k in columns for line in self.add_to(f"u_bar + (-{u} * WIDTH + {k} * D)", k)
-        ]
+        store = [line for k in columns for line in self.add_to(self.bar_at(k, str(u)), k)]
         if self.timed:
             k = next(k for k in self.drives if self.spec.drive_list[k].given)
             lines = self.add_to(f"dt_bar - {u} * D", k)
@@ -76,10 +75,10 @@ class Backward(Pieces):
     def backward(self) -> str:
         U = self.unroll
         source = [*self.source, *self.stored, *self.grads]
-        targets = ["u_bar"]
-        places = ", ".join([*source, "u_bar", *["dt_bar"] * self.timed])
+        targets = self.bars
+        places = ", ".join([*source, *self.bars, *["dt_bar"] * self.timed])
         held = commas(self.names("f"), self.w)
-        strides = self.strides + ", grad_t" * ("grad" in self.grads)
+        strides = self.strides + ", grad_t, grad_c" * ("grad" in self.grads)
         units: list[str] = []
         loads: list[str] = []
         for u in range(U):
@@ -147,20 +146,25 @@ def walk_back(
         part: str = "False",
     ) -> str:
         """A backward walk of n steps from step ``t``, which is included."""
+        wide = "D" if self.apart else "WIDTH"
         base = {
-            "u": "u + b * u_b + ({t}) * u_t + d * u_c",
-            "dt": "dt + b * dt_b + ({t}) * dt_t",
-            "r": "r + b * r_b + ({t}) * r_t",
-            "last": "last + (b * T + ({t}) - 1) * D + d",
+            **{name: f"{name} + b * {name}_b + ({{t}}) * {name}_t" for name in self.source},
+            **{
+                name: f"{name} + b * {name}_b + ({{t}}) * {name}_t + d * {name}_c"
+                for name in self.inputs_u
+            },
+            **{name: f"{name} + (b * T + ({{t}})) * {wide} + d" for name in self.bars},
+            "last": f"last + (b * T + ({{t}}) - 1) * {self.row_width} + d",
             "others": f"others + (b * T + ({{t}}) - 1) * {self.others} * D + d",
             "grad": "grad + b * grad_b + ({t}) * grad_t + d * grad_c",
             "rest": f"rest + (b * T + ({{t}})) * {self.others} * D + d",
-            "u_bar": "u_bar + (b * T + ({t})) * WIDTH + d",
         }
-        places = [base[p].format(t=t) for p in [*self.source, *self.stored, *self.grads, "u_bar"]]
+        places = [
+            base[p].format(t=t) for p in [*self.source, *self.stored, *self.grads, *self.bars]
+        ]
         if self.timed:
             places.append(f"None if dt_bar is None else dt_bar + (b * T + ({t})) * D + d")
-        strides = self.strides + ", grad_t" * ("grad" in self.grads)
+        strides = self.strides + ", grad_t, grad_c" * ("grad" in self.grads)
         held = commas(self.names("f"), self.w)
         return (
             f"walk_back({self.m}, {held}, {', '.join(places)}, lane, {n}, ({t}).to(tl.int32), "
@@ -170,7 +174,7 @@ def walk_back(
     def backward_kernels(self) -> str:
         S, P = len(self.slots), len(self.params)
         rows = self.rows + 1  # and the size of the cotangents
-        grads = [*self.grads, "u_bar", *["dt_bar"] * self.timed]
+        grads = [*self.grads, *self.bars, *["dt_bar"] * self.timed]
         outputs = ", ".join([*self.stored, *grads, "final", "h0_bar", "w_bar", "edges"])
         more = ", grad_b, grad_t, grad_c" if "grad" in self.grads else ""
         flags = (
@@ -181,7 +185,7 @@ def walk_back(
             *self.opening(),
             *[
                 "if DENSE:  # so are those of the output's cotangent",
-                "    grad_t = D",
+                f"    grad_t = {self.row_width}",
                 "    grad_c = 1",
                 "else:",
                 "    grad_t = tl.cast(grad_t, tl.int64)",

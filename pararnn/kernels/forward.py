@@ -76,10 +76,12 @@ def walk(
     def at(self, t: str) -> str:
         """Pointers of a walk that begins at step ``t`` (a 64-bit number)."""
         base = {
-            "u": "u + b * u_b + {t} * u_t + d * u_c",
-            "dt": "dt + b * dt_b + {t} * dt_t",
-            "r": "r + b * r_b + {t} * r_t",
-            "last": "last + (b * T + {t}) * D + d",
+            **{name: f"{name} + b * {name}_b + {{t}} * {name}_t" for name in self.source},
+            **{
+                name: f"{name} + b * {name}_b + {{t}} * {name}_t + d * {name}_c"
+                for name in self.inputs_u
+            },
+            "last": f"last + (b * T + {{t}}) * {self.row_width} + d",
             "others": f"others + (b * T + {{t}}) * {self.others} * D + d",
         }
         return ", ".join(base[name].format(t=t) for name in [*self.source, *self.stored])

@@ -22,12 +22,17 @@ STATE = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 @lru_cache(maxsize=512)
 def kernels(
-    spec: Spec, unroll: int, resets: bool, grads: tuple[bool, bool] = (True, False)
+    spec: Spec,
+    unroll: int,
+    resets: bool,
+    grads: tuple[bool, bool] = (True, False),
+    apart: bool = False,
 ) -> dict[str, Any]:
     """The kernels of a Spec as Triton functions, by name."""
-    template = Template(spec, unroll, resets, grads)
+    template = Template(spec, unroll, resets, grads, apart)
     text = template.text()
-    name = f"<pararnn kernels of {spec.name} {spec.fingerprint[:12]} {unroll} {resets} {grads}>"
+    settings = f"{unroll} {resets} {grads} {apart}"
+    name = f"<pararnn kernels of {spec.name} {spec.fingerprint[:12]} {settings}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     scope: dict[str, Any] = {"__name__": "pararnn.kernels.generated"}
     exec(compile(text, name, "exec"), scope)
@@ -39,29 +44,47 @@ class Problem:
     """One recurrence on the device: what every launch needs."""
 
     spec: Spec
-    u: Tensor  # (B, T, WIDTH), any strides
+    u: Tensor | tuple[Tensor, ...]  # (B, T, WIDTH), or every drive (B, T, D); any strides
     params: tuple[Tensor, ...]
     dt: Tensor | None = None  # (B, T)
     h0: Tensor | None = None  # (B, S, D) in the state's dtype
     resets: Tensor | None = None  # (B, T) bool
+    wide: bool = False  # whether states are float64 whatever the drives are
+
+    @property
+    def apart(self) -> bool:
+        """Whether every drive is a tensor of its own."""
+        return not isinstance(self.u, Tensor)
+
+    @property
+    def drives(self) -> tuple[Tensor, ...]:
+        return (self.u,) if isinstance(self.u, Tensor) else self.u
 
     @property
     def dtype(self) -> torch.dtype:
-        return state_dtype(self.u.dtype)
+        return torch.float64 if self.wide else state_dtype(self.drives[0].dtype)
 
     @property
     def width(self) -> int:
-        return channels(self.spec, self.u)
+        """Channels of a slot."""
+        u = self.drives[0]
+        return u.shape[2] if self.apart else channels(self.spec, u)
 
     @property
     def slots(self) -> int:
         return len(self.spec.slots)
 
+    @property
+    def shown(self) -> int:
+        """Slots that the output holds."""
+        return self.slots if self.spec.output == "all" else 1
+
     def inputs(self) -> list[Any]:
         """Arguments that every kernel begins with, in the template's order."""
-        u, dt, resets = self.u, self.dt, self.resets
-        batch, time = [u.stride(0)], [u.stride(1), u.stride(2)]
-        given: list[Any] = [u]
+        dt, resets = self.dt, self.resets
+        given: list[Any] = [*self.drives]
+        batch = [u.stride(0) for u in self.drives]
+        time = [u.stride(i) for u in self.drives for i in (1, 2)]
         if dt is not None:
             given.append(dt)
             batch.append(dt.stride(0))
@@ -75,11 +98,11 @@ class Problem:
 
     def layout(self, plan: Plan) -> tuple[int, dict[str, Any]]:
         """Number of lane blocks, and the compile-time constants of every kernel."""
-        u, D = self.u, self.width
+        u, D = self.drives[0], self.width
         constants = {
             "D": D,
             "WIDTH": u.shape[2],
-            "PACKED": u.stride(1) == u.shape[2] and u.stride(2) == 1,
+            "PACKED": all(u.stride(1) == u.shape[2] and u.stride(2) == 1 for u in self.drives),
             "BLOCK": plan.block,
             "ALIGNED": D % plan.block == 0,
             "DTYPE": STATE[self.dtype],
@@ -89,25 +112,25 @@ class Problem:
 
 
 def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """States of the last slot ``(B, T, D)`` in the dtype of the drives, of the others
-    ``(B, T, S-1, D)`` and after the last step ``(B, S, D)`` in the state's; and the record of
-    mismatches ``(corrections + 1, chunks, blocks)``."""
-    u, S = problem.u, problem.slots
+    """The output ``(B, T, D)`` (``(B, T, S·D)`` if it holds all slots) in the dtype of the drives,
+    states of the other slots ``(B, T, S-1, D)`` and after the last step ``(B, S, D)`` in the
+    state's; and the record of mismatches ``(corrections + 1, chunks, blocks)``."""
+    u, S = problem.drives[0], problem.slots
     (B, T, _), D = u.shape, problem.width
-    found = kernels(problem.spec, plan.unroll, problem.resets is not None)
+    found = kernels(problem.spec, plan.unroll, problem.resets is not None, apart=problem.apart)
     template = found["template"]
     chunks = plan.chunks(T)
     several = chunks > 1
     blocks, constants = problem.layout(plan)
     new = partial(torch.empty, device=u.device, dtype=problem.dtype)
-    last = torch.empty(B, T, D, device=u.device, dtype=u.dtype)
-    others = new(B, T, S - 1, D)
+    last = torch.empty(B, T, problem.shown * D, device=u.device, dtype=u.dtype)
+    others = new(B, T, S - problem.shown, D)
     final = new(B, S, D)
     edges = new(2 * chunks * template.rows * B * D if several else 0)
     miss = torch.empty(
         (plan.corrections + 1) * several, chunks, blocks, device=u.device, dtype=torch.float32
     )
-    stored = [last, others] if S > 1 else [last]
+    stored = [last, others] if template.others else [last]
     common = [*problem.inputs(), *stored, final, edges, miss, B, T, plan.length, chunks, blocks, 1]
     grid = (chunks * blocks,)
     found["forward"][grid](*common, plan.warmup, plan.tol, SEVERAL=several, **constants)
@@ -128,29 +151,29 @@ def run_adjoint(
     rest: Tensor | None,
     final: Tensor | None,
     dt_grad: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Cotangents of ``u``, of ``dt`` by channel ``(B, T, D)``, of ``h0`` and of the parameters
-    ``(P, D)``, from those of the last slot's states, of the others' and of the final state."""
-    u, S = problem.u, problem.slots
-    (B, T, width), D = u.shape, problem.width
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
+    """Cotangents of the drives, of ``dt`` by channel ``(B, T, D)``, of ``h0`` and of the parameters
+    ``(P, D)``, from those of the output, of the other slots' states and of the final state."""
+    u, S = problem.drives[0], problem.slots
+    (B, T, _), D = u.shape, problem.width
     grads = (grad is not None, rest is not None)
-    found = kernels(problem.spec, plan.unroll, problem.resets is not None, grads)
+    found = kernels(problem.spec, plan.unroll, problem.resets is not None, grads, problem.apart)
     template = found["template"]
     chunks = plan.chunks(T)
     several = chunks > 1
     blocks, constants = problem.layout(plan)
     new = partial(torch.empty, device=u.device, dtype=problem.dtype)
-    u_bar = torch.empty(B, T, width, device=u.device, dtype=u.dtype)
+    bars = tuple(torch.empty(u.shape, device=u.device, dtype=u.dtype) for u in problem.drives)
     dt_bar = new(B if dt_grad else 0, T, D)
     h0_bar = new(B, S, D)
     w_bar = new(chunks, len(problem.params), B, D)
     edges = new(chunks * (template.rows + 1) * B * D if several else 0)
     rest, final = (None if g is None else g.contiguous() for g in (rest, final))
-    stored = [last, others] if S > 1 else [last]
+    stored = [last, others] if template.others else [last]
     incoming = [g for g in (grad, rest) if g is not None]
-    outputs: list[Any] = [u_bar, *[dt_bar if dt_grad else None] * template.timed]
+    outputs: list[Any] = [*bars, *[dt_bar if dt_grad else None] * template.timed]
     strides = list(grad.stride()) if grad is not None else []
-    constants["DENSE"] = strides[1:] == [D, 1]
+    constants["DENSE"] = strides[1:] == [problem.shown * D, 1]
     common = [*problem.inputs(), *stored, *incoming, *outputs, final, h0_bar, w_bar, edges]
     common += [B, T, plan.length, chunks, blocks, 1]
     grid = (chunks * blocks,)
@@ -160,7 +183,7 @@ def run_adjoint(
     if several:
         part = u.dtype == problem.dtype
         found["readjoint"][grid](*common, *strides, plan.tol, PART=part, **constants)
-    return u_bar, dt_bar, h0_bar, w_bar.sum((0, 2))
+    return bars, dt_bar, h0_bar, w_bar.sum((0, 2))
 
 
 def run_decode(

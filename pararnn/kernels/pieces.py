@@ -37,7 +37,9 @@ class Pieces:
     resets
         Whether a mask says where the state starts anew.
     grads
-        Whether there are cotangents of the last slot, and of the other slots.
+        Whether there are cotangents of the output, and of the slots that are not in it.
+    apart
+        Whether every drive is a tensor of its own, with its own strides, instead of a part of one.
     """
 
     def __init__(
@@ -46,15 +48,19 @@ class Pieces:
         unroll: int = 8,
         resets: bool = False,
         grads: tuple[bool, bool] = (True, False),
+        apart: bool = False,
     ):
-        self.spec, self.unroll, self.resets = spec, unroll, resets
+        self.spec, self.unroll, self.resets, self.apart = spec, unroll, resets, apart
         self.slots, self.drives = range(len(spec.slots)), range(len(spec.drive_list))
         self.params = range(len(spec.map_list) + len(spec.param_list))
         fz = spec.factorization
         rows = fz.channel_jacobian([sympy.Symbol(f"c{i}") for i in range(fz.n_state)])
         self.step: list[Entry] = [(i, j) for i in self.slots for j in self.slots if rows[i][j] != 0]
         self.product = self._closure()
-        self.others = len(self.slots) - 1
+        # Slots that the output holds, and those that are stored beside it.
+        self.shown = len(self.slots) if spec.output == "all" else 1
+        self.others = len(self.slots) - self.shown
+        self.row_width = f"{self.shown} * D" if self.shown > 1 else "D"
         self.timed = any(d.given for d in spec.drive_list)
         self.s, self.m = self.names("s"), self.names("m")
         self.j = self.entries("j#")
@@ -63,14 +69,17 @@ class Pieces:
         loads = [f"c{k}" for k in self.drives] + ["x"] * resets
         self.c = ", ".join(f"{name}_{u}" for u in flight for name in loads)
         before = [f"p{i}" for i in self.slots]
-        self.graded = [i for i in self.slots if grads[i < len(self.slots) - 1]]
+        self.graded = [i for i in self.slots if grads[i < self.others]]
         before += [f"g{i}" for i in self.graded]
         self.grads = ["grad"] * grads[0] + ["rest"] * (grads[1] and bool(self.others))
         self.v = ", ".join(f"v{i}" for i in self.params)
         self.p = ", ".join(f"{name}_{u}" for u in flight for name in before)
-        self.source = ["u", *["dt"] * self.timed, *["r"] * resets]
+        self.inputs_u = [f"u{k}" for k in self.drives] if apart else ["u"]
+        self.bars = [f"{name}_bar" for name in self.inputs_u]
+        self.source = [*self.inputs_u, *["dt"] * self.timed, *["r"] * resets]
         self.stored = ["last", *["others"] * bool(self.others)]
-        self.strides = ", ".join(["u_t", "u_c", *["dt_t"] * self.timed, *["r_t"] * resets])
+        steps = [f"{name}_{axis}" for name in self.inputs_u for axis in "tc"]
+        self.strides = ", ".join([*steps, *["dt_t"] * self.timed, *["r_t"] * resets])
 
     def _closure(self) -> list[Entry]:
         """The entries that a product of Jacobians can have."""
@@ -113,19 +122,31 @@ class Pieces:
 
     def slot_at(self, i: int, steps: str) -> str:
         """Address of a stored slot, some steps from where the pointers stand."""
-        if i == len(self.slots) - 1:
-            return f"last + {steps} * D"
+        if i >= self.others:
+            place = f" + {i - self.others} * D" * (i > self.others)
+            return f"last + ({steps} * {self.row_width}{place})"
         return f"others + ({steps} * {self.others} + {i}) * D"
+
+    def drive_at(self, k: int, steps: str) -> str:
+        """Address of a drive, some steps from where the pointers stand."""
+        if self.spec.drive_list[k].given:
+            return f"dt + {steps} * dt_t"
+        if self.apart:
+            return f"u{k} + {steps} * u{k}_t"
+        return f"u + ({steps} * u_t + {k} * D * u_c)"
+
+    def bar_at(self, k: int, steps: str) -> str:
+        """Address of a drive's cotangent, some steps back."""
+        if self.apart:
+            return f"u{k}_bar - {steps} * D"
+        return f"u_bar + (-{steps} * WIDTH + {k} * D)"
 
     def fetch(self, u: int, steps: str, condition: str | None) -> list[str]:
         """Load the drives and the reset of a step; masked ones are never used."""
         mask = f"both(lane, {condition}, ALIGNED)" if condition else ANY
         lines = []
         for k in self.drives:
-            at = f"u + ({steps} * u_t + {k} * D * u_c)"
-            if self.spec.drive_list[k].given:
-                at = f"dt + {steps} * dt_t"
-            lines.append(f"c{k}_{u} = read({at}, {mask})")
+            lines.append(f"c{k}_{u} = read({self.drive_at(k, steps)}, {mask})")
         if self.resets:
             lines.append(f"x_{u} = read(r + {steps} * r_t, {mask})")
         return lines
@@ -145,14 +166,12 @@ class Pieces:
 
     def move(self, steps: str, pointers: list[str], sign: str = "+") -> list[str]:
         stride = {
-            "u": "u_t",
-            "dt": "dt_t",
-            "r": "r_t",
-            "last": "D",
+            **{name: f"{name}_t" for name in self.source},
+            **{name: "D" if self.apart else "WIDTH" for name in self.bars},
+            "last": self.row_width,
             "others": f"{self.others} * D",
             "grad": "grad_t",
             "rest": f"{self.others} * D",
-            "u_bar": "WIDTH",
             "dt_bar": "D",
         }
         return [f"{name} {sign}= {steps} * {stride[name]}" for name in pointers]
@@ -162,7 +181,7 @@ class Pieces:
     @property
     def inputs(self) -> str:
         """Arguments of every kernel, as far as this Spec has them."""
-        batch = ["u_b", *["dt_b"] * self.timed, *["r_b"] * self.resets]
+        batch = [f"{name}_b" for name in self.source]
         return commas(*self.source, "h0", self.w, *batch, self.strides)
 
     def weights(self) -> list[str]:
@@ -182,11 +201,16 @@ class Pieces:
             "b, d, lanes, lane = place(index, B, D, BLOCK, ALIGNED)",
             "N = tl.cast(B, tl.int64) * D",
             "if PACKED:  # the strides are known",
-            "    u_t = WIDTH",
-            "    u_c = 1",
+            *(
+                f"    {name}_t, {name}_c = {'D' if self.apart else 'WIDTH'}, 1"
+                for name in self.inputs_u
+            ),
             "else:",
-            "    u_t = tl.cast(u_t, tl.int64)",
-            "    u_c = tl.cast(u_c, tl.int64)",
+            *(
+                f"    {name}_{axis} = tl.cast({name}_{axis}, tl.int64)"
+                for name in self.inputs_u
+                for axis in "tc"
+            ),
             *self.weights(),
         ]
 

@@ -83,7 +83,8 @@ def layout(
     """
     slots = len(spec.slots)
     if itemsize == 8 or slots > 2:
-        return 32, 2 if itemsize == 8 else 4
+        fit = 32 // (len(spec.drive_list) + slots)
+        return 32, max(1, min(2 if itemsize == 8 else 4, 1 << max(0, fit.bit_length() - 1)))
     if itemsize == 2 and slots == 1:
         block, unroll = 64 if backward or (lanes > 60_000 and not several) else 32, 8
     elif backward:
@@ -106,6 +107,11 @@ def resident(spec: Spec, itemsize: int, backward: bool, several: bool) -> int:
     return 512 if single else 384
 
 
+def warmups(spec: Spec, itemsize: int) -> int:
+    """Steps for a guess; none where rotations keep what a start holds, and no guess is good."""
+    return 0 if spec.linear_class not in (None, "diag") else WARMUP[itemsize]
+
+
 @lru_cache(maxsize=4096)
 def chunk_length(
     spec: Spec, batch: int, total: int, width: int, itemsize: int, processors: int, backward: bool
@@ -114,11 +120,14 @@ def chunk_length(
     lanes = batch * width
     scale = calls(spec) / CALLS * (2 if itemsize == 8 else 1)
     drives, slots = len(spec.drive_list), len(spec.slots)
+    # In the chain of a linear recurrence there is no function, only its products.
+    latency = 1 / CALLS if spec.jac_structure == "linear" else scale
     read, written = (drives + slots + 1, drives) if backward else (drives, slots)
     traffic = (read + written) * itemsize / BANDWIDTH
-    per_lane = max(WORK[backward] * scale, traffic) * 132 / processors
-    chain = CHAIN[backward] * scale
-    warmup = WARMUP[itemsize] * read / (read + written)
+    products = slots**3 / 40 if slots > 2 else 0  # of Jacobians, in the same unit
+    per_lane = max(WORK[backward] * (scale + products), traffic) * 132 / processors
+    chain = CHAIN[backward] * latency
+    warmup = warmups(spec, itemsize) * read / (read + written)
 
     def walk(length: float, chunks: int) -> float:
         capacity = resident(spec, itemsize, backward, chunks > 1) * processors
@@ -156,13 +165,14 @@ def plan(
     if length is None:
         length = chunk_length(spec, batch, total, width, itemsize, processors, backward)
     length = min(length, max(total, 1))
+    most = 1 if spec.jac_structure == "linear" else CORRECTIONS  # one is exact
     chunks = -(-total // length)
     lanes = batch * width * chunks
     block, unroll = layout(spec, width, lanes, itemsize, backward, chunks > 1)
     return Plan(
         length=length,
-        warmup=WARMUP[itemsize] if warmup is None else warmup,
-        corrections=CORRECTIONS if corrections is None else corrections,
+        warmup=warmups(spec, itemsize) if warmup is None else warmup,
+        corrections=most if corrections is None else corrections,
         tol=TOLERANCE[itemsize] if tol is None else tol,
         block=block,
         unroll=unroll,

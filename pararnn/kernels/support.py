@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -47,6 +49,24 @@ def missing(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install 'pararnn[gpu]')"
     return None
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """Processors of a device; 1 where kernels are only interpreted."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@contextmanager
+def on_device_of(u: Tensor) -> Iterator[None]:
+    """Launch on the tensors' own device."""
+    if u.device.type == "cuda" and u.device.index != torch.cuda.current_device():
+        with torch.cuda.device(u.device):
+            yield
+    else:
+        yield
 
 
 def source(spec: Spec, unroll: int = 8, resets: bool = False) -> str:

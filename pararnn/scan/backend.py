@@ -48,6 +48,9 @@ def pick(scan: str, backend: str, *values: Tensor | None) -> Callable[..., Any] 
         )
     if backend == "eager":
         return None
+    device = next(v.device for v in values if v is not None)
+    if backend == "auto" and device.type == "cpu":
+        return None
     fused = _FUSED.get(scan)
     reason = "there is no fused kernel for it" if fused is None else fused.lacks(*values)
     if fused is not None and reason is None:

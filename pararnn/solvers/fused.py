@@ -106,7 +106,8 @@ def solve_fused(task: Task, told: Settings) -> FusedStates:
 
 @dataclass(frozen=True)
 class FusedStates:
-    """What the kernels return: states of the last slot, of the others, and the final state."""
+    """What the kernels return: the output, states of the slots that are not in it, and the final
+    state."""
 
     last: Tensor
     others: Tensor
@@ -115,6 +116,9 @@ class FusedStates:
 
     def states(self) -> Tensor:
         """All slots, ``(B, T, D)`` or ``(B, T, S, D)``, in the dtype of the drives."""
-        if self.others.shape[2] == 0:
+        if self.final.shape[1] == 1:
             return self.last
-        return torch.cat([self.others.to(self.last.dtype), self.last.unsqueeze(2)], 2)
+        shown = self.last.unflatten(-1, (-1, self.final.shape[2]))
+        if self.others.shape[2] == 0:
+            return shown
+        return torch.cat([self.others.to(self.last.dtype), shown], 2)

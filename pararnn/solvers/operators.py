@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from .._checks import state_dtype
 from ..kernels.plan import Plan, plan
-from ..kernels.support import channels
+from ..kernels.support import channels, on_device_of, processors
 from ..spec import Spec
 from .dynamics import SpecDynamics, pack
 from .implicit import Problem, differentiable_gradients
@@ -61,13 +60,6 @@ _LIBRARY.define(
 )
 
 
-@lru_cache(maxsize=16)
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def planned(spec: Spec, u: Tensor, settings: Settings, backward: bool) -> Plan:
     length, warmup, corrections, tol = settings
     return plan(
@@ -76,7 +68,7 @@ def planned(spec: Spec, u: Tensor, settings: Settings, backward: bool) -> Plan:
         u.shape[1],
         channels(spec, u),
         u.element_size(),
-        _processors(u.device),
+        processors(u.device),
         backward=backward,
         length=length or None,
         warmup=None if warmup < 0 else warmup,
@@ -102,7 +94,7 @@ def _forward(
         last, others, final = _empty(name, u)
         final, miss = final.zero_() if h0 is None else final.copy_(h0), u.new_empty(0)
     else:
-        with _on(u):
+        with on_device_of(u):
             problem = launch.Problem(spec, u, tuple(params), dt, h0, resets)
             last, others, final, miss = launch.run_forward(problem, chosen)
     if _REPORTS:
@@ -133,29 +125,22 @@ def _backward(
         for t in out:
             t.zero_()
         return (*out[:2], out[2] if final is None else final.clone(), out[3])
-    with _on(u):
+    with on_device_of(u):
         chosen = planned(spec, u, settings, backward=True)
         problem = launch.Problem(spec, u, tuple(params), dt, h0, resets)
-        return launch.run_adjoint(problem, chosen, last, others, grad, rest, final, dt_grad=dt_grad)
-
-
-@contextmanager
-def _on(u: Tensor) -> Iterator[None]:
-    """Launch on the tensors' own device."""
-    if u.device.type == "cuda" and u.device.index != torch.cuda.current_device():
-        with torch.cuda.device(u.device):
-            yield
-    else:
-        yield
+        (u_bar,), *more = launch.run_adjoint(
+            problem, chosen, last, others, grad, rest, final, dt_grad=dt_grad
+        )
+        return u_bar, *more
 
 
 def _empty(name: str, u: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
     spec = _SPECS[name]
     (B, T, _), D, S = u.shape, channels(spec, u), len(spec.slots)
-    state = state_dtype(u.dtype)
+    state, shown = state_dtype(u.dtype), S if spec.output == "all" else 1
     return (
-        u.new_empty(B, T, D),
-        u.new_empty(B, T, S - 1, D, dtype=state),
+        u.new_empty(B, T, shown * D),
+        u.new_empty(B, T, S - shown, D, dtype=state),
         u.new_empty(B, S, D, dtype=state),
     )
 
@@ -257,13 +242,13 @@ def _twice(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor | None]]:
     """Gradients that can be differentiated again, by eager operations."""
     spec, state = _SPECS[name], state_dtype(u.dtype)
-    S, D = len(spec.slots), last.shape[-1]
+    S, D = len(spec.slots), channels(spec, u)
     packed = u if dt is None else pack(u, dt)
 
     def stacked(front: Tensor | None, back: Tensor | None) -> Tensor:
         parts = [
             others.new_zeros(others.shape) if front is None else front,
-            (last.new_zeros(last.shape) if back is None else back).to(state).unsqueeze(2),
+            (last.new_zeros(last.shape) if back is None else back).to(state).unflatten(-1, (-1, D)),
         ]
         whole = torch.cat(parts, 2)
         return whole.squeeze(2) if S == 1 else whole
@@ -312,7 +297,7 @@ def _step(
     from ..kernels import launch
 
     if out.numel():
-        with _on(u):
+        with on_device_of(u):
             launch.run_decode(_SPECS[name], u, dt, h, tuple(params), out)
 
 
