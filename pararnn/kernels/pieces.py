@@ -167,7 +167,7 @@ class Pieces:
     def move(self, steps: str, pointers: list[str], sign: str = "+") -> list[str]:
         stride = {
             **{name: f"{name}_t" for name in self.source},
-            **{name: "D" if self.apart else "WIDTH" for name in self.bars},
+            **dict.fromkeys(self.bars, "D" if self.apart else "WIDTH"),
             "last": self.row_width,
             "others": f"{self.others} * D",
             "grad": "grad_t",
