@@ -22,7 +22,11 @@ def unfit(cell: Any, device: torch.device, backend: str) -> str | None:
         return f"{cell.spec.name} has no fused kernels: {cell.no_kernel}"
     if device.type == "cpu" and backend == "auto":
         return "the tensors are on 'cpu'"
-    return None if torch.compiler.is_compiling() else kernels.missing(device)
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func transforms do not see into a kernel"
+    return kernels.missing(device)
 
 
 def refusal(task: Task, config: NewtonConfig, method: str) -> str | None:

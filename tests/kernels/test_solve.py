@@ -421,6 +421,24 @@ def test_refusals_say_why(kit, name, monkeypatch):
         assert reason in got.reason
 
 
+def test_transforms_do_not_reach_a_kernel(kit):
+    """A tangent that is lost would be a silent zero."""
+    cell = ParaGRU(2, 3).double().to(kit.DEVICE)
+    x, v = torch.randn(2, 1, 5, 2, dtype=torch.float64, device=kit.DEVICE)
+    fused = NewtonConfig(backend="fused")
+    for transformed in (
+        lambda: torch.func.jvp(lambda x: solve(cell, x, fused).output, (x,), (v,)),
+        lambda: torch.func.grad(lambda x: solve(cell, x, fused).output.sum())(x),
+        lambda: torch.func.vmap(lambda x: solve(cell, x, fused).output)(x[None]),
+    ):
+        with pytest.raises(ValueError, match="torch.func transforms do not see into a kernel"):
+            transformed()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, v)
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            solve(cell, dual, fused)
+
+
 def test_sequential_is_the_hand_written_loop_unless_fused_is_asked_for(kit):
     p = problem(kit, resets=False)
     assert p.solve(NewtonConfig(), method="sequential").path == "eager"
