@@ -183,9 +183,7 @@ def solve_layer(
     return _solve(prepare(cell, x, h0, resets, None, dt), config, method, layer=True)
 
 
-def _solve(
-    task: Task, config: NewtonConfig | None, method: str, layer: bool = False
-) -> Solution:
+def _solve(task: Task, config: NewtonConfig | None, method: str, layer: bool = False) -> Solution:
     config = config or NewtonConfig()
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {METHODS}.")
@@ -395,7 +393,7 @@ def _report_divergence(solution: Solution, config: NewtonConfig) -> None:
     if config.on_divergence == "raise":
         raise NewtonDivergenceError(message, solution.residual_history)
     if config.on_divergence in ("auto", "warn"):
-        warnings.warn(message, NewtonWarning, stacklevel=3)
+        warnings.warn(message, NewtonWarning, stacklevel=4)
 
 
 def newton_apply(
