@@ -152,8 +152,8 @@ def signed(variant: Callable[..., Tensor]) -> dict[str, Any]:
 def rotation(angle: Callable[..., Tensor]) -> dict[str, Any]:
     """A recurrence with another angle, from that of the input and the order of its grid."""
 
-    def recurrence(self, x, y, u_zx, u_zy, v_x, v_y, theta, u_d, m):
-        theta = angle(theta, m)
+    def recurrence(self, x, y, u_zx, u_zy, v_x, v_y, theta, u_d, *grid):
+        theta = angle(theta, *grid) if grid else theta
         c, s, flat = torch.cos(theta), torch.sin(theta), torch.tanh(u_d) * y
         return (
             c * x - s * flat + torch.sigmoid(u_zx) * v_x,
@@ -646,16 +646,13 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("bare candidate", "W_h x for g(W_h x)", LOG, ("positivity", "equation"),
                  min_gru(lambda h, u_z, u_h, _: torch.sigmoid(-u_z) * h
                          + torch.sigmoid(u_z) * u_h))  # fmt: skip
-    yield Mutant("cancelling gate", "1 − σ(z) by subtraction", LOG, ("equation",),
-                 min_gru(lambda h, u_z, u_h, _: (1 - torch.sigmoid(u_z)) * h
-                         + torch.sigmoid(u_z) * positive(u_h)))  # fmt: skip
     yield Mutant("unchecked start", "negative ones are taken", LOG, ("positivity",),
                  {"check_start": lambda self, name, h: None})  # fmt: skip
     yield Mutant("all fades", "what the input adds, too", "MinGRU[decay]", ("decay", "equation"),
                  min_gru(lambda h, u_z, u_h, gamma: gamma * (
                      torch.sigmoid(-u_z) * h + torch.sigmoid(u_z) * positive(u_h))))  # fmt: skip
-    yield Mutant("raw gaps", "none is sanitised", SIGNED, ("decay",),
-                 {"_gaps": lambda self, delta_t, lead: delta_t})  # fmt: skip
+    yield Mutant("other gaps", "negative ones count as positive, NaN as 7", SIGNED, ("decay",),
+                 {"_gaps": lambda self, delta_t, lead: delta_t.abs().nan_to_num(7.0)})  # fmt: skip
     yield Mutant("a little quadratic", "a h + h² / 1e6", SIGNED, ("linearity", "equation"),
                  signed(lambda h, a, added: a * h + 1e-6 * h * h + added))  # fmt: skip
     yield Mutant("lost sign", "|a| h", SIGNED, ("equation", "jacobian"),
