@@ -354,6 +354,70 @@ CLAUSES: tuple[Clause, ...] = (
         "One step at gaps 0, 1e-12, 1e-6 and 1e4 against 50 digits; sequences with gaps 0, 1e-6, 1 "
         "and 1e4 in random order. A cell without time gaps: reported as skipped.",
     ),
+    Clause(
+        29,
+        "linearity",
+        "What is linear is solved at once",
+        "The step of a cell of class `linear` is affine in its state: the step of a mixture is the "
+        "mixture of the steps. So one correction is exact, from any guess and for any chunk length.",
+        "1e-12 relative for one step; sequences as C6",
+        "A mixture of steps is a few steps, as C1. One Newton correction of a linear recurrence is "
+        "its solution; what is left is rounding.",
+        "Mixtures of two states with shares of 0.3 and −2.5; one pinned correction of single steps, "
+        "and of chunks of 5. Other cells: reported as skipped.",
+    ),
+    Clause(
+        30,
+        "orthogonality",
+        "Rotations keep distances",
+        "The transition of a cell that is said to be orthogonal has orthonormal columns and the "
+        "determinant 1, for every input: two states stay as far apart as they were.",
+        "1e-14 for \\(A^\\top A\\), 1e-13 for the determinant, 1e-12 relative after 257 steps",
+        "A rotation of a plane makes two roundings a number, and a step makes a few of them; over a "
+        "sequence they add up.",
+        "Transitions of single steps, column by column; two starts of one sequence. Other cells: "
+        "reported as skipped.",
+    ),
+    Clause(
+        31,
+        "positivity",
+        "Positive states stay positive",
+        "States of a cell that bounds them below by 0 are never negative, in any dtype and for "
+        "inputs of any size, and above 0 for ordinary ones. The derivative of a learned start at its "
+        "first value is 1. A given start with a negative entry or a NaN is an error (on a GPU, an "
+        "assertion of the device).",
+        "exact",
+        "Sums and products of numbers that are not negative round to numbers that are not negative.",
+        "Sequences from the default start and from zero, every way to solve, inputs of size 1 and "
+        "30. Other cells: reported as skipped.",
+    ),
+    Clause(
+        32,
+        "snap",
+        "Angles lie on their grid",
+        "A snapped angle is the nearest multiple of \\(2\\pi/m\\): \\(m\\) turns are none. The "
+        "derivative of a step by the angle is that of the recurrence without the grid, taken at the "
+        "angle on it.",
+        "1e-13 after at most 6 turns; derivative 1e-12 relative",
+        "An angle is a rounded multiple of a rounded number; cosine and sine of it are right to a "
+        "rounding or two.",
+        "Angles from −12 to 12, every order of the cell's grid. Cells without a grid: reported as "
+        "skipped.",
+    ),
+    Clause(
+        33,
+        "decay",
+        "Time fades the old state, and nothing else",
+        "With a decay, what a step keeps of the old state is \\(\\gamma = e^{-\\lambda f(\\Delta "
+        "t)}\\) times what it keeps at \\(\\Delta t = 0\\), and what the input adds is the same. "
+        "In the call on a sequence, gaps that are NaN or negative count as 0 and infinite ones as "
+        "1e10, with one warning an instance on the CPU and finite gradients. Gaps without a decay, "
+        "and a decay without gaps, are a `ValueError`.",
+        "1e-12 relative; what the input adds and what bad gaps count as: exact (bitwise)",
+        "One more factor in one product.",
+        "Both kinds of decay, both functions of the gap, gaps from 0 to 1e300. Cells without such a "
+        "decay: reported as skipped.",
+    ),
 )
 
 BY_SLUG = {clause.slug: clause for clause in CLAUSES}

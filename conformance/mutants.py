@@ -32,6 +32,12 @@ from .reference import loop, shifted, stepwise
 DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"
 LSTM, NLRU = "ParaLSTM", "ParaNLRU"
 SLSTM, CFC, TIMED = "ParaSLSTM[sigmoid]", "ParaCfC[published]", "ParaCfC[consistent]"
+LOG, SIGNED, ROTATION, GIVENS = (
+    "MinGRU[plain]",
+    "SignedMinGRU[decoupled]",
+    "RotationMinGRU[snapped]",
+    "GivensMinGRU",
+)
 Change = Callable[[nn.Module], None]
 
 
@@ -118,6 +124,62 @@ def nlru(variant: Callable[..., Tensor]) -> dict[str, Any]:
         return variant(h, log_a, torch.sigmoid(u_i), torch.tanh(u_n + w * h))
 
     return {"recurrence": recurrence}
+
+
+def min_gru(variant: Callable[..., Tensor]) -> dict[str, Any]:
+    """A recurrence from ``variant(h, u_z, u_h, gamma)``."""
+
+    def recurrence(self, h, *given):
+        (u_z, u_h), gamma = self.apart(given)
+        return variant(h, u_z, u_h, gamma)
+
+    return {"recurrence": recurrence}
+
+
+def positive(x: Tensor) -> Tensor:
+    return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
+
+
+def signed(variant: Callable[..., Tensor]) -> dict[str, Any]:
+    """A recurrence from ``variant(h, a, added)``: the state, the transition, what the input adds."""
+
+    def recurrence(self, h, u_z, v, u_s):
+        return variant(h, torch.tanh(u_s), torch.sigmoid(u_z) * v)
+
+    return {"recurrence": recurrence}
+
+
+def rotation(angle: Callable[..., Tensor]) -> dict[str, Any]:
+    """A recurrence with another angle, from that of the input and the order of its grid."""
+
+    def recurrence(self, x, y, u_zx, u_zy, v_x, v_y, theta, u_d, *grid):
+        theta = angle(theta, *grid) if grid else theta
+        c, s, flat = torch.cos(theta), torch.sin(theta), torch.tanh(u_d) * y
+        return (
+            c * x - s * flat + torch.sigmoid(u_zx) * v_x,
+            s * x + c * flat + torch.sigmoid(u_zy) * v_y,
+        )
+
+    return {"recurrence": recurrence}
+
+
+def on_grid(theta: Tensor, m: Tensor) -> Tensor:
+    """The nearest angle of the grid, without a derivative."""
+    return (theta * m / (2 * torch.pi)).round() * (2 * torch.pi / m)
+
+
+def both_positive(self, *given):
+    """Rotations with the same sign for both sines."""
+    k = self.block_size
+    h, drives = list(given[:k]), given[k:]
+    for q, theta in enumerate(drives[: -2 * k]):
+        r, p = divmod(q, k // 2)
+        i = (2 * p + r % 2) % k
+        j = (i + 1) % k
+        c, s = torch.cos(theta), torch.sin(theta)
+        h[i], h[j] = c * h[i] + s * h[j], s * h[i] + c * h[j]
+    gates, values = drives[-2 * k : -k], drives[-k:]
+    return tuple(x + torch.sigmoid(z) * v for x, z, v in zip(h, gates, values, strict=True))
 
 
 def scale(log_a: Tensor) -> Tensor:
@@ -581,6 +643,26 @@ def mutants() -> Iterator[Mutant]:
                  timed(lambda h, k, rate, dt: gated(h, k, 1 - rate * dt)))  # fmt: skip
     yield Mutant("late gaps", "the gap of the step before", TIMED, ("agreement", "time-gap"),
                  api=fed_through(asking(late_gaps)))  # fmt: skip
+    yield Mutant("bare candidate", "W_h x for g(W_h x)", LOG, ("positivity", "equation"),
+                 min_gru(lambda h, u_z, u_h, _: torch.sigmoid(-u_z) * h
+                         + torch.sigmoid(u_z) * u_h))  # fmt: skip
+    yield Mutant("unchecked start", "negative ones are taken", LOG, ("positivity",),
+                 {"check_start": lambda self, name, h: None})  # fmt: skip
+    yield Mutant("all fades", "what the input adds, too", "MinGRU[decay]", ("decay", "equation"),
+                 min_gru(lambda h, u_z, u_h, gamma: gamma * (
+                     torch.sigmoid(-u_z) * h + torch.sigmoid(u_z) * positive(u_h))))  # fmt: skip
+    yield Mutant("other gaps", "negative ones count as positive, NaN as 7", SIGNED, ("decay",),
+                 {"_gaps": lambda self, delta_t, lead: delta_t.abs().nan_to_num(7.0)})  # fmt: skip
+    yield Mutant("a little quadratic", "a h + h² / 1e6", SIGNED, ("linearity", "equation"),
+                 signed(lambda h, a, added: a * h + 1e-6 * h * h + added))  # fmt: skip
+    yield Mutant("lost sign", "|a| h", SIGNED, ("equation", "jacobian"),
+                 signed(lambda h, a, added: a.abs() * h + added))  # fmt: skip
+    yield Mutant("off the grid", "angles are not rounded", ROTATION, ("snap", "equation"),
+                 rotation(lambda theta, m: theta))  # fmt: skip
+    yield Mutant("flat grid", "the derivative of a rounding is zero", ROTATION,
+                 ("snap", "gradients"), rotation(on_grid))  # fmt: skip
+    yield Mutant("no rotation", "both sines positive", GIVENS, ("orthogonality", "equation"),
+                 {"recurrence": both_positive})  # fmt: skip
     yield Mutant("wrong twice", "Spec and step agree on z h + (1 − z) n", DIAG, ("equation",),
                  factory=lambda: SwappedTwice(5, 6))  # fmt: skip
     yield Mutant("dropped bias", "drives without b", DIAG, ("equation",), {"drives": without_bias})

@@ -56,7 +56,10 @@ def loop(
 
 
 def start(cell: nn.Module, x: Tensor) -> Tensor:
-    """The zero state of a batch like ``x``'s, carried in at least float32."""
+    """Where a batch like ``x``'s starts, carried in at least float32: the zero state, if the cell
+    does not say otherwise."""
+    if not getattr(cell, "starts_at_zero", True):
+        return cell.init_state(x.shape[0])
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return torch.zeros(x.shape[0], *cell.state_shape, dtype=dtype, device=x.device)
 
@@ -253,6 +256,82 @@ def cfc_consistent(h: list, u: list, maps: list) -> list:
     return [kept[j] * h[j] + (1 - kept[j]) * mpmath.tanh(k[j]) for j in range(d)]
 
 
+def _g(x: Any) -> Any:
+    """Feng et al., arXiv:2410.01201, App. B."""
+    return x + mpmath.mpf("0.5") if x >= 0 else _sigmoid(x)
+
+
+def min_gru(h: list, u: list, maps: list) -> list:
+    """Feng et al., arXiv:2410.01201, minGRU in its log-space form; the drives in the order z, h."""
+    d = len(h)
+    z = [_sigmoid(x) for x in u[:d]]
+    return [(1 - z[j]) * h[j] + z[j] * _g(u[d + j]) for j in range(d)]
+
+
+def min_gru_decay(h: list, u: list, maps: list) -> list:
+    """The same with ``exp(−softplus(ρ) log(1 + Δt))`` before ``1 − z``; Δt is the last drive."""
+    d, dt = len(h), u[-1]
+    (rho,) = maps
+    left = [mpmath.exp(-mpmath.log(1 + mpmath.exp(r)) * mpmath.log(1 + dt)) for r in rho]
+    z = [_sigmoid(x) for x in u[:d]]
+    return [left[j] * (1 - z[j]) * h[j] + z[j] * _g(u[d + j]) for j in range(d)]
+
+
+def min_lstm(h: list, u: list, maps: list) -> list:
+    """Feng et al., arXiv:2410.01201, minLSTM with normalised gates; the drives in the order f, i, h."""
+    d = len(h)
+    out = []
+    for j in range(d):
+        f, i = _sigmoid(u[j]), _sigmoid(u[d + j])
+        out.append(f / (f + i) * h[j] + i / (f + i) * _g(u[2 * d + j]))
+    return out
+
+
+def signed(h: list, u: list, maps: list) -> list:
+    """The card's equation; the drives come in the order z, v, s."""
+    d = len(h)
+    return [mpmath.tanh(u[2 * d + j]) * h[j] + _sigmoid(u[j]) * u[d + j] for j in range(d)]
+
+
+def signed_coupled(h: list, u: list, maps: list) -> list:
+    d = len(h)
+    z = [_sigmoid(x) for x in u[:d]]
+    turn = [(1 - z[j]) * mpmath.tanh(u[2 * d + j]) for j in range(d)]
+    return [turn[j] * h[j] + z[j] * u[d + j] for j in range(d)]
+
+
+def rotation(state: list, u: list, maps: list) -> list:
+    """The card's equations; the drives come in the order z (2), v (2), θ, d."""
+    x, y = state
+    n = len(x)
+    zx, zy, vx, vy, theta, d = (u[i * n : (i + 1) * n] for i in range(6))
+    if maps:
+        step = [2 * mpmath.pi / m for m in maps[0]]
+        theta = [mpmath.nint(t / s) * s for t, s in zip(theta, step, strict=True)]
+    out: list[list] = [[], []]
+    for j in range(n):
+        c, s, flat = mpmath.cos(theta[j]), mpmath.sin(theta[j]), mpmath.tanh(d[j]) * y[j]
+        out[0].append(c * x[j] - s * flat + _sigmoid(zx[j]) * vx[j])
+        out[1].append(s * x[j] + c * flat + _sigmoid(zy[j]) * vy[j])
+    return out
+
+
+def givens(state: list, u: list, maps: list) -> list:
+    """The card's equations, block by block; the drives come in the order θ, z, v."""
+    k, n = len(state), len(state[0])
+    rows = [u[i : i + n] for i in range(0, len(u), n)]
+    angles, gates, values = rows[: -2 * k], rows[-2 * k : -k], rows[-k:]
+    h = [list(row) for row in state]
+    for q, theta in enumerate(angles):
+        r, p = divmod(q, k // 2)
+        i = (2 * p + r % 2) % k
+        j = (i + 1) % k
+        for b in range(n):
+            c, s, first, second = mpmath.cos(theta[b]), mpmath.sin(theta[b]), h[i][b], h[j][b]
+            h[i][b], h[j][b] = c * first - s * second, s * first + c * second
+    return [[h[i][b] + _sigmoid(gates[i][b]) * values[i][b] for b in range(n)] for i in range(k)]
+
+
 EQUATIONS: dict[str, Callable[[list, list, list], list]] = {
     "ParaGRU[diag]": gru_diag,
     "ParaGRU[head]": gru_head,
@@ -263,6 +342,14 @@ EQUATIONS: dict[str, Callable[[list, list, list], list]] = {
     "ParaCfC[published]": cfc_published,
     "ParaCfC[consistent]": cfc_consistent,
     "ParaM2RNN": m2rnn,
+    "MinGRU[plain]": min_gru,
+    "MinGRU[decay]": min_gru_decay,
+    "MinLSTM": min_lstm,
+    "SignedMinGRU[decoupled]": signed,
+    "SignedMinGRU[coupled]": signed_coupled,
+    "RotationMinGRU[snapped]": rotation,
+    "RotationMinGRU[free]": rotation,
+    "GivensMinGRU": givens,
 }
 
 LIMITS: dict[str, Callable[[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]] = {
@@ -270,6 +357,10 @@ LIMITS: dict[str, Callable[[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], Ten
         (torch.tanh(r[1] * h + u[1]) + torch.tanh(r[2] * h + u[2])) / 2
     ),
     "ParaCfC[consistent]": lambda h, u, r: h,
+    "MinGRU[decay]": lambda h, u, r: (
+        torch.sigmoid(-u[0]) * h
+        + torch.sigmoid(u[0]) * torch.where(u[1] >= 0, u[1] + 0.5, torch.sigmoid(u[1]))
+    ),
 }
 """What a step is when no time has passed, as the card says: of state, drives and weights."""
 

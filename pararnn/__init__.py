@@ -18,21 +18,30 @@ _HOMES = {
         "exp",
         "expm1",
         "log",
+        "log1p",
         "maximum",
+        "positive",
         "sigmoid",
         "sin",
+        "snap",
         "softplus",
         "tanh",
     ),
     "pararnn.cells": (
         "Cell",
         "CellEntry",
+        "GivensMinGRU",
+        "MinGRU",
+        "MinLSTM",
+        "Mixer",
         "ParaCfC",
         "ParaGRU",
         "ParaLSTM",
         "ParaM2RNN",
         "ParaNLRU",
         "ParaSLSTM",
+        "RotationMinGRU",
+        "SignedMinGRU",
         "cell_names",
         "get_cell",
         "m2rnn_gates",
@@ -73,12 +82,18 @@ __all__ = sorted([*_HOME_OF, "__version__"])
 if TYPE_CHECKING:
     from .cells import Cell as Cell
     from .cells import CellEntry as CellEntry
+    from .cells import GivensMinGRU as GivensMinGRU
+    from .cells import MinGRU as MinGRU
+    from .cells import MinLSTM as MinLSTM
+    from .cells import Mixer as Mixer
     from .cells import ParaCfC as ParaCfC
     from .cells import ParaGRU as ParaGRU
     from .cells import ParaLSTM as ParaLSTM
     from .cells import ParaM2RNN as ParaM2RNN
     from .cells import ParaNLRU as ParaNLRU
     from .cells import ParaSLSTM as ParaSLSTM
+    from .cells import RotationMinGRU as RotationMinGRU
+    from .cells import SignedMinGRU as SignedMinGRU
     from .cells import cell_names as cell_names
     from .cells import get_cell as get_cell
     from .cells import m2rnn_gates as m2rnn_gates
@@ -111,9 +126,12 @@ if TYPE_CHECKING:
     from .spec import exp as exp
     from .spec import expm1 as expm1
     from .spec import log as log
+    from .spec import log1p as log1p
     from .spec import maximum as maximum
+    from .spec import positive as positive
     from .spec import sigmoid as sigmoid
     from .spec import sin as sin
+    from .spec import snap as snap
     from .spec import softplus as softplus
     from .spec import tanh as tanh
 

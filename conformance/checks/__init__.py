@@ -9,7 +9,16 @@ from ..context import Context
 
 Check = Callable[[Context], None]
 CHECKS: dict[str, Check] = {}
-MODULES = ("equations", "solving", "proofs", "gradients", "sequences", "gaps", "robustness")
+MODULES = (
+    "equations",
+    "solving",
+    "proofs",
+    "gradients",
+    "sequences",
+    "gaps",
+    "linear",
+    "robustness",
+)
 
 
 def checks(slug: str) -> Callable[[Check], Check]:

@@ -66,7 +66,7 @@ def jacobian_proof(ctx: Context) -> None:
     cell = ctx.cell()
     spec = ctx.spec_of(cell)
     sizes = {axis: 2 + i for i, axis in enumerate(spec.axes)}
-    if "heads" in cell.sizes:
+    if "heads" in cell.sizes and "heads" not in spec.axes:
         sizes = dict.fromkeys(spec.axes, 4) | {"heads": 2}
     try:
         proved = ctx.api.prove_jacobian(spec, sizes)
@@ -108,11 +108,16 @@ def pattern(cell: nn.Module) -> Tensor:
     kinds = {m.structure for m in cell.spec.map_list}
     if structure == "linear":  # the class says nothing about mixing; the maps do
         structure = next((k for k in ("right", "dense", "head") if k in kinds), "diag")
+        structure = "householder" if cell.spec.linear_class == "householder" else structure
     if structure == "head":
         block = width // cell.sizes["heads"]
         own = torch.kron(torch.eye(cell.sizes["heads"]), torch.ones(block, block)) > 0
     elif structure == "dense":
         own = torch.ones(width, width, dtype=torch.bool)
+    elif structure == "householder":  # heads do not mix, and columns of a head do not
+        heads, rows, columns = shape
+        mixed = torch.kron(torch.ones(rows, rows), torch.eye(columns))
+        own = torch.kron(torch.eye(heads), mixed) > 0
     elif structure in ("m2rnn", "right"):  # rows of the state do not mix
         own = torch.kron(torch.eye(shape[0]), torch.ones(shape[1], shape[1])) > 0
     elif structure != "diag" and structure != f"block{slots}":
@@ -199,7 +204,9 @@ def derivatives(cell: nn.Module, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         rows.append(gradient.abs().sum(1).detach())
         hessian = torch.stack(
             [
-                torch.autograd.grad(g.sum(), h, retain_graph=True)[0].flatten(1)
+                torch.autograd.grad(g.sum(), h, retain_graph=True, materialize_grads=True)[
+                    0
+                ].flatten(1)
                 for g in gradient.unbind(1)
             ],
             1,

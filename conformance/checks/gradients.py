@@ -16,6 +16,13 @@ from ..reference import amplification, loop
 from . import checks
 from .solving import formed, name
 
+
+def on_a_grid(cell: nn.Module) -> bool:
+    """Whether a stage of the cell's Spec rounds an angle."""
+    stages = getattr(getattr(cell, "spec", None), "stages", ())
+    return any("snap(" in str(getattr(stage, "expr", "")) for stage in stages)
+
+
 Run = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -52,7 +59,8 @@ def gradients(
     states, final = run(cell, x, h0)
     loss = (states * weights[0]).sum() + (final * weights[1]).sum()
     targets = {"x": x, "h0": h0} | dict(cell.named_parameters())
-    found = torch.autograd.grad(loss, list(targets.values()), **kwargs)
+    # A learned start has no part in a run from a given one: zero.
+    found = torch.autograd.grad(loss, list(targets.values()), materialize_grads=True, **kwargs)
     return dict(zip(targets, found, strict=True))
 
 
@@ -78,7 +86,20 @@ def first_order(ctx: Context) -> None:
                     for what, value in gradients(run, cell, *given).items():
                         with ctx.explained(f"{label}, T={length}, gain {gain}, {what}"):
                             ctx.within(name(dtype), error(value, expected[what]), bound)
+                if not getattr(cell, "starts_at_zero", True):
+                    default_start(ctx, cell, given[0], given[2][0], bound)
     finite_differences(ctx, gradcheck)
+
+
+def default_start(ctx: Context, cell: nn.Module, x: Tensor, weights: Tensor, bound: float) -> None:
+    """Gradients of the parameters where the cell's own start is used, that of a learned one among
+    them."""
+    found = []
+    for run in (lambda: loop(cell, x), lambda: ctx.api.solve(cell, x).states):
+        loss = (run() * weights).sum()
+        found.append(torch.autograd.grad(loss, list(cell.parameters())))
+    for expected, value in zip(*found, strict=True):
+        ctx.within(f"from the default start, {name(x.dtype)}", error(value, expected), bound)
 
 
 def sequential(ctx: Context) -> Run:
@@ -92,6 +113,8 @@ def sequential(ctx: Context) -> Run:
 def finite_differences(ctx: Context, checker: Callable[..., bool]) -> None:
     """``torch.autograd.gradcheck`` or ``gradgradcheck``, whose references are differences."""
     cell = ctx.cell()
+    if on_a_grid(cell):  # its derivative is defined, not that of the function: clause 'snap'
+        return
     x = ctx.inputs(cell, 2, 4).requires_grad_()
     h0 = ctx.state(cell, 2).requires_grad_()
     chosen = dict(runs(ctx, cell)) if ctx.exhaustive else {
@@ -125,7 +148,9 @@ def second_order(ctx: Context) -> None:
             # A nonlinear loss: the second derivative then has both of its terms.
             loss = (states.square() * weights[0]).sum() + (final * weights[1]).sum()
             targets = {"x": a, "h0": b} | dict(cell.named_parameters())
-            first = torch.autograd.grad(loss, list(targets.values()), create_graph=True)
+            first = torch.autograd.grad(
+                loss, list(targets.values()), create_graph=True, materialize_grads=True
+            )
             if not directions:
                 directions |= {k: ctx.like(cell, ctx.normal(*v.shape)) for k, v in targets.items()}
             along = sum((g * directions[k]).sum() for k, g in zip(targets, first, strict=True))

@@ -73,7 +73,10 @@ def determinism(ctx: Context) -> None:
                 given = x.clone().requires_grad_()
                 states = ctx.api.solve(cell, given, h0=h0, **options).states
                 inputs = (given, *cell.parameters())
-                found.append((states, *torch.autograd.grad(states.float().sum(), inputs)))
+                gradients = torch.autograd.grad(
+                    states.float().sum(), inputs, materialize_grads=True
+                )
+                found.append((states, *gradients))
             for first, second in zip(*found, strict=True):
                 ctx.same_bits(f"twice, {label}", second, first)
 
@@ -156,7 +159,8 @@ def narrow_gradients(ctx: Context, cell, twin, h0, u, options) -> None:
         solutions.append(ctx.api.solve(module, h0=h0, drives=given, **options))
         states = solutions[-1].states
         names = module.spec.parameter_shapes(module.sizes)
-        inputs = (given, *(getattr(module, n) for n in names))
+        weights = (getattr(module, n) for n in names)
+        inputs = (given, *(w for w in weights if w.requires_grad))
         # One weight per state that both dtypes hold exactly, so that rounding is the only gap.
         weights = torch.linspace(-1, 1, states.numel(), device=u.device).reshape(states.shape)
         weights = (weights * 64).round() / 64
@@ -269,7 +273,8 @@ def errors(ctx: Context) -> None:
         } if more else {
             "time gaps not wanted": (lambda: plain(cell, x, dt=x[..., 0]), TypeError),
         }  # fmt: skip
-    if "heads" in getattr(cell, "sizes", {}):
+    maps = getattr(getattr(cell, "spec", None), "map_list", ())
+    if any(m.structure == "head" for m in maps):
         cases["heads that do not divide"] = (lambda: cell.rebuilt(n_heads=4), ValueError)
     for label, (action, expected) in cases.items():
         try:

@@ -203,7 +203,8 @@ def honest(ctx: Context, cell: nn.Module, x: Tensor, solution: Any, dtype: Any) 
     states = solution.states.detach()
     previous = shifted(states, start(cell, x))
     gap = misfit(cell, previous, x, states)
-    stretch = max(1.0, largest_jacobian(cell, previous, x))
+    # The residual is relative to the larger of 1 and a state, and so is the recomputed one.
+    stretch = max(1.0, largest_jacobian(cell, previous, x)) * max(1.0, float(states.abs().max()))
     rounding = ROUNDINGS * UNIT_ROUNDOFF[dtype]
     ctx.require(not solution.fallback, "got a fallback in a pinned solve that was to ignore")
     ctx.require(

@@ -35,6 +35,11 @@ NUMBERS = {
     "errors": 26,
     "nan-containment": 27,
     "time-gap": 28,
+    "linearity": 29,
+    "orthogonality": 30,
+    "positivity": 31,
+    "snap": 32,
+    "decay": 33,
 }
 
 

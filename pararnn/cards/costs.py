@@ -94,6 +94,12 @@ PATHS = (
         r"one step a pass, for all times at once, and a linear recurrence over \(T\) a correction",
     ),
 )
+SCAN = Path(
+    "scan (linear, exact; what PyTorch operations do by default)",
+    r"\(2\)",
+    r"\(L\) steps a pass, and a scan over the \(T/L\) chunks once",
+)
+"""What takes the place of iterations where a recurrence is linear in its state."""
 
 
 @dataclass(frozen=True)

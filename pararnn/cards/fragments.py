@@ -63,7 +63,7 @@ data-fidelity="{labels}" data-path="{path}" markdown>
 <th scope="row" markdown="span">[{c.title}](cells/{c.slug}.md){option}</th>
 <td markdown="span">{formula(v.update)}</td>
 <td>{c.family}</td>
-<td markdown="span">`{v.spec.jac_structure}`</td>
+<td markdown="span">{v.structure}</td>
 <td markdown="span">{labelled(v.fidelity, "")}</td>
 <td>{path}</td>
 <td markdown="span">{cite}</td>

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .clauses import anchor, label
-from .costs import PATHS
+from .costs import PATHS, SCAN
 from .model import Card, NumberedEquation, Variant, card
 from .plain import terms
 from .typeset import formula, prose, shape, table
@@ -71,7 +71,7 @@ def jacobian(c: Card) -> str:
     for v in c.variants:
         heading = f"**`{v.option}`**: class" if v.option else "Class"
         slots = f" ({len(v.spec.slots)} state slots)" if len(v.spec.slots) > 1 else ""
-        parts.append(f"{heading} `{v.spec.jac_structure}`{slots}. {v.jacobian_class.meaning}\n")
+        parts.append(f"{heading} {v.structure}{slots}. {v.jacobian_class.meaning}\n")
         parts += [aligned(line) for line in v.jacobian]
     return "\n".join(parts)
 
@@ -100,7 +100,9 @@ def parallel(c: Card) -> str:
     parts.append(
         "\\(T\\) steps, chunks of \\(L\\), \\(k\\) corrections, a guess from \\(w\\) warm-up steps:\n"
     )
-    paths = [[p.name, p.passes, p.depth] for p in PATHS]
+    linear = all(v.spec.jac_structure == "linear" and v.spec.channelwise for v in c.variants)
+    known = (PATHS[0], SCAN, *PATHS[1:]) if linear else PATHS
+    paths = [[p.name, p.passes, p.depth] for p in known]
     parts.append(
         table(["Path", "Passes over the data", "One after another"], paths, "Cost of a solve")
     )

@@ -68,7 +68,16 @@ class Variant:
     def update(self) -> str:
         """LaTeX of the equations that give the new state."""
         slots = {s.name for s in self.spec.slots}
-        return r",\; ".join(e.latex for e in self.equations if e.name in slots)
+        lines = [e.latex for e in self.equations if e.name in slots]
+        if self.spec.output == "all" and len(lines) > 2:  # alike, but for their numbers
+            lines = [lines[0], r"\ldots"]
+        return r",\; ".join(lines)
+
+    @property
+    def structure(self) -> str:
+        """Jacobian class in Markdown, with the sub-class of a linear one."""
+        found = [self.spec.jac_structure, self.spec.linear_class]
+        return ", ".join(f"`{name}`" for name in found if name)
 
     def source(self, program: str = "step") -> str:
         """Derived program in the torch dialect, with equation numbers as comments."""

@@ -2,6 +2,10 @@
 
 from .cell import Cell
 from .facts import Deviation, Facts, Source, Symbol
+from .givens_min_gru import GivensMinGRU
+from .min_gru import MinGRU
+from .min_lstm import MinLSTM
+from .mixer import Mixer
 from .para_cfc import ParaCfC
 from .para_gru import ParaGRU
 from .para_lstm import ParaLSTM
@@ -9,18 +13,26 @@ from .para_m2rnn import ParaM2RNN, m2rnn_gates
 from .para_nlru import ParaNLRU
 from .para_slstm import ParaSLSTM
 from .registry import CellEntry, cell_names, get_cell
+from .rotation_min_gru import RotationMinGRU
+from .signed_min_gru import SignedMinGRU
 
 __all__ = [
     "Cell",
     "CellEntry",
     "Deviation",
     "Facts",
+    "GivensMinGRU",
+    "MinGRU",
+    "MinLSTM",
+    "Mixer",
     "ParaCfC",
     "ParaGRU",
     "ParaLSTM",
     "ParaM2RNN",
     "ParaNLRU",
     "ParaSLSTM",
+    "RotationMinGRU",
+    "SignedMinGRU",
     "Source",
     "Symbol",
     "cell_names",

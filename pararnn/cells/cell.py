@@ -13,6 +13,7 @@ from .. import _checks as checks
 from ..kernels import channelwise
 from ..solvers.dynamics import SpecDynamics, pack
 from ..solvers.operators import register
+from ..solvers.task import output_of
 from ..spec import Spec
 from .facts import Facts
 
@@ -41,6 +42,8 @@ class Cell(nn.Module):
     ----------
     in_proj : torch.nn.Linear
         ``d_in → C``: all drives of a step, packed in the Spec's order.
+    d_h : int
+        Width of what a layer passes on; ``channels`` is that of one slot.
     kernel, no_kernel : str, str or None
         Name under which the fused operators know the Spec, and why there are no kernels for it.
 
@@ -54,6 +57,8 @@ class Cell(nn.Module):
     spec: Spec
     sizes: dict[str, int]
     facts: ClassVar[Facts | None] = None
+    starts_at_zero: ClassVar[bool] = True
+    """Whether :meth:`init_state` is the zero state, without gradients."""
     recurrence: ClassVar[Callable[..., Any] | None] = None
     """Hand-written ``recurrence(self, *slots, *drives, *maps, *params)``, in the order of the
     Spec; a time gap is the last drive. Tensors may have leading dimensions. Returns the next state
@@ -96,22 +101,32 @@ class Cell(nn.Module):
         self._check_heads()
         self.state_shape = self.spec.state_shape(self.sizes)
         self.state_slots = len(self.spec.slots)
-        self.d_h = self.hidden_size = math.prod(self.sizes[a] for a in self.spec.axes)
+        self.channels = math.prod(self.sizes[a] for a in self.spec.axes)
+        self.d_h = self.hidden_size = self._output_width()
         self.jac_structure = self.spec.jac_structure
         self.kernel, self.no_kernel = register(self.spec), channelwise(self.spec)
         self.in_proj = nn.Linear(
             self.d_in, self.spec.packed_width(self.sizes), bias=bias, device=device, dtype=dtype
         )
+        constants = {p.name for p in self.spec.param_list if not p.trained}
         for name, shape in self.spec.parameter_shapes(self.sizes).items():
             if hasattr(self, name):
                 raise ValueError(
                     f"{self.spec.name}: the parameter name {name!r} is an attribute of every cell; "
                     "rename it in the Spec."
                 )
-            self.register_parameter(
-                name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            )
+            if name not in constants:
+                self.register_parameter(
+                    name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                )
+        self._set_constants()
         self.reset_parameters()
+
+    def _output_width(self) -> int:
+        read = self.spec.readout
+        if read is not None:
+            return math.prod(self.sizes[a] for a in self.spec.axes_of(read.symbol))
+        return self.channels * (self.state_slots if self.spec.output == "all" else 1)
 
     def _check_heads(self) -> None:
         if not any(m.structure == "head" for m in self.spec.map_list):
@@ -130,6 +145,29 @@ class Cell(nn.Module):
 
     # -- parameters ----------------------------------------------------------------------------
 
+    def constants(self) -> dict[str, Any]:
+        """Values of the Spec's constants by name: numbers or lists of the shape of the axes."""
+        return {}
+
+    def _set_constants(self) -> None:
+        shapes, given = self.spec.parameter_shapes(self.sizes), self.constants()
+        for p in self.spec.param_list:
+            if not p.trained:
+                if p.name not in given:
+                    raise TypeError(
+                        f"{type(self).__name__}: got no value of the constant {p.name!r}, expected "
+                        "one from its method constants()."
+                    )
+                value = torch.tensor(
+                    given[p.name], dtype=self.state_dtype, device=self.in_proj.weight.device
+                )
+                self.register_buffer(p.name, value.expand(shapes[p.name]), persistent=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Cell:
+        super()._apply(fn, recurse)
+        self._set_constants()  # in the state's dtype: a conversion to half would round them
+        return self
+
     def reset_parameters(self) -> None:
         """Input weights Kaiming-uniform (variance 1/d_in), biases 0, recurrent maps Xavier-normal,
         elementwise recurrent parameters 0.
@@ -143,12 +181,14 @@ class Cell(nn.Module):
             weight = getattr(self, m.name)
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
         for p in self.spec.param_list:
-            nn.init.zeros_(getattr(self, p.name))
+            if p.trained:
+                nn.init.zeros_(getattr(self, p.name))
 
     def recurrent_params(self) -> tuple[Tensor, ...]:
         """Effective recurrent parameters in the Spec's order: maps, then elementwise parameters.
 
-        Subclasses apply their constraints here; solver and step both read it.
+        Subclasses apply their constraints here; solver and step both read it. Constants are in the
+        dtype of the state.
         """
         names = [m.name for m in self.spec.map_list] + [p.name for p in self.spec.param_list]
         return tuple(getattr(self, name) for name in names)
@@ -178,7 +218,8 @@ class Cell(nn.Module):
         return checks.state_dtype(self.in_proj.weight.dtype)
 
     def init_state(self, *batch: int) -> Tensor:
-        """The zero state, shape ``(*batch, *state_shape)``, in :attr:`state_dtype`."""
+        """Where a sequence starts, shape ``(*batch, *state_shape)``, in :attr:`state_dtype`: the
+        zero state, if a subclass does not say otherwise (and then ``starts_at_zero`` is False)."""
         return torch.zeros(
             *batch, *self.state_shape, device=self.in_proj.weight.device, dtype=self.state_dtype
         )
@@ -202,6 +243,23 @@ class Cell(nn.Module):
                 "convert one of them with .to(...) or use torch.autocast."
             )
         return self.in_proj(x)
+
+    def output(
+        self, states: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None
+    ) -> Tensor:
+        """What a layer passes on: ``(..., d_h)`` from new states ``(..., *state_shape)``.
+
+        For most cells these are the states, flattened. A cell whose Spec has a read-out needs the
+        input of the same steps, ``x (..., d_in)`` or ``drives (..., C)``, and gives the output in
+        their dtype.
+        """
+        if self.spec.readout is None:
+            return output_of(self, states)
+        u = self.drives(x) if drives is None else drives  # type: ignore[arg-type]
+        dynamics = SpecDynamics(self.spec, self.sizes, self.recurrent_params(), self.state_dtype)
+        with checks.full_precision(u.device):
+            read = dynamics.read(states.to(self.state_dtype), u)
+        return read.flatten(u.ndim - 1).to(u.dtype)
 
     def split(self, u: Tensor) -> tuple[Tensor, ...]:
         """Views of packed drives ``(..., C)``, one a drive, each of shape ``(..., *axes)``.

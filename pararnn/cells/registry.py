@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 from .cell import Cell
 from .facts import Facts
+from .givens_min_gru import GivensMinGRU
+from .min_gru import MinGRU
+from .min_lstm import MinLSTM
 from .para_cfc import ParaCfC
 from .para_gru import ParaGRU
 from .para_lstm import ParaLSTM
 from .para_m2rnn import ParaM2RNN
 from .para_nlru import ParaNLRU
 from .para_slstm import ParaSLSTM
+from .rotation_min_gru import RotationMinGRU
+from .signed_min_gru import SignedMinGRU
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,66 @@ CELLS: dict[str, CellEntry] = {
             ParaM2RNN.facts.fidelity,
             lambda d_in=5, width=3, v_dim=None, **kw: ParaM2RNN(
                 d_in, width, v_dim or width + 1, **kw
+            ),
+        ),
+        CellEntry(
+            "MinGRU[plain]",
+            "min_gru",
+            MinGRU.facts,
+            MinGRU.facts.fidelity,
+            lambda d_in=5, width=6, **kw: MinGRU(d_in, width, **kw),
+        ),
+        CellEntry(
+            "MinGRU[decay]",
+            "min_gru",
+            MinGRU.facts,
+            ("research-variant",),
+            lambda d_in=5, width=6, decay="learnable", log1p_delta=True, **kw: MinGRU(
+                d_in, width, decay=decay, log1p_delta=log1p_delta, **{"learnable_h0": True} | kw
+            ),
+        ),
+        CellEntry(
+            "MinLSTM",
+            "min_lstm",
+            MinLSTM.facts,
+            MinLSTM.facts.fidelity,
+            lambda d_in=5, width=6, **kw: MinLSTM(d_in, width, **kw),
+        ),
+        CellEntry(
+            "SignedMinGRU[decoupled]",
+            "signed_min_gru",
+            SignedMinGRU.facts,
+            SignedMinGRU.facts.fidelity,
+            lambda d_in=5, width=6, **kw: SignedMinGRU(d_in, width, **kw),
+        ),
+        CellEntry(
+            "SignedMinGRU[coupled]",
+            "signed_min_gru",
+            SignedMinGRU.facts,
+            SignedMinGRU.facts.fidelity,
+            lambda d_in=5, width=6, **kw: SignedMinGRU(d_in, width, **{"coupled": True} | kw),
+        ),
+        CellEntry(
+            "RotationMinGRU[snapped]",
+            "rotation_min_gru",
+            RotationMinGRU.facts,
+            RotationMinGRU.facts.fidelity,
+            lambda d_in=5, width=3, **kw: RotationMinGRU(d_in, 2 * width, **kw),
+        ),
+        CellEntry(
+            "RotationMinGRU[free]",
+            "rotation_min_gru",
+            RotationMinGRU.facts,
+            RotationMinGRU.facts.fidelity,
+            lambda d_in=5, width=3, **kw: RotationMinGRU(d_in, 2 * width, **{"snap": None} | kw),
+        ),
+        CellEntry(
+            "GivensMinGRU",
+            "givens_min_gru",
+            GivensMinGRU.facts,
+            GivensMinGRU.facts.fidelity,
+            lambda d_in=5, width=2, block_size=4, rounds=3, **kw: GivensMinGRU(
+                d_in, block_size * width, block_size=block_size, rounds=rounds, **kw
             ),
         ),
     )

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ..solvers import NewtonConfig, Solution, decode, solve
-from ..solvers.api import METHODS
-from ..solvers.task import output_of
+from ..solvers import NewtonConfig, Solution, decode
+from ..solvers.api import METHODS, solve_layer
+from ..solvers.task import has_spec, output_of
 
 
 def takes_gaps(cell: Any) -> bool:
@@ -22,6 +22,8 @@ def takes_gaps(cell: Any) -> bool:
 
 
 def _width(cell: Any) -> int:
+    if has_spec(cell):
+        return cell.d_h
     return output_of(cell, torch.empty(1, *cell.state_shape)).shape[-1]
 
 
@@ -179,7 +181,7 @@ class ParaRNN(nn.Module):
         solutions = []
         for i, cell in enumerate(self.cells):
             start = None if h0 is None else h0[i]
-            solution = solve(
+            solution = solve_layer(
                 cell, x, self.config, method=self.solver, h0=start, resets=resets, dt=gaps[i]
             )
             solutions.append(solution)
@@ -238,7 +240,7 @@ class ParaRNN(nn.Module):
             h = self._start(cell, x) if state is None else state[i]
             h = decode(cell, x, h, dt=gaps[i], out=None if out is None else out[i])
             following.append(h)
-            x = output_of(cell, h).to(x.dtype)
+            x = (cell.output(h, x) if has_spec(cell) else output_of(cell, h)).to(x.dtype)
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         return x, self._stacked(following) if out is None else out

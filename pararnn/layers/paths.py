@@ -92,7 +92,8 @@ def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
         dtype = torch.get_autocast_dtype(x.device.type)
     u = torch.empty(1, dtype=dtype, device=like.device).expand(batch, total, width)
     gaps = u[..., 0] if takes_gaps(cell) else None
-    chosen = choice(Task(cell, u, None, None, params, state_dtype(dtype), gaps), config, method)
+    task = Task(cell, u, None, None, params, state_dtype(dtype), gaps)
+    chosen = choice(task, config, method, layer=True)
     return LayerPath(
         cell.spec.name if has_spec(cell) else type(cell).__name__,
         chosen.path,

@@ -18,8 +18,8 @@ from torch import Tensor
 from .algebra import Algebra, Diagonal
 
 DIRECT = 32  # at most this many steps are walked directly, without chunks
-# Multiplications a step, spent on composing operators, from which a direct walk is faster.
-WIDE = {"cpu": 1 << 14, "cuda": 1 << 23}
+# Numbers in a step, times what it costs to compose one, from which a direct walk is faster.
+WIDE = {"cpu": 1 << 13, "cuda": 1 << 23}
 PIECE = 1 << 17  # states of all chunks at a time that fit the cache of a CPU
 
 
@@ -119,7 +119,7 @@ def _walk(
 
 
 def _wide(op: Tensor, b: Tensor, algebra: Algebra) -> bool:
-    work = op[:, 0].numel() * algebra.order(op)
+    work = b[:, 0].numel() * algebra.order(op)
     return work >= WIDE.get(b.device.type, WIDE["cuda"])
 
 

@@ -96,7 +96,7 @@ def delta_scan(
         v = v.unsqueeze(2) if isinstance(v, Tensor) and v.ndim == 4 else v
         beta = beta.unsqueeze(2) if isinstance(beta, Tensor) and beta.ndim == 3 else beta
     k = tensor(NAME, "k", k, (batch, length, "nh", heads, dk))
-    micro = k.shape[2]
+    micro = positive(f"{NAME}: k: nh", k.shape[2])
     v = tensor(NAME, "v", v, (batch, length, micro, heads, "dv"))
     dv = v.shape[-1]
     beta = tensor(NAME, "beta", beta, (batch, length, micro, heads))

@@ -12,7 +12,10 @@ from .._checks import floating, state_dtype
 
 def tensor(scan: str, name: str, value: object, shape: tuple[int | str, ...]) -> Tensor:
     """``value`` as a floating-point tensor of a shape; names stand for sizes that are free."""
-    got = floating(f"{scan}: {name}", value)
+    try:
+        got = floating(name, value)
+    except TypeError as error:
+        raise TypeError(f"{scan}: {error}") from None
     return shaped(scan, name, got, shape)
 
 

@@ -67,20 +67,10 @@ def linear_scan(
     a = _sequence(name, "a", a)
     b = tensor(name, "b", b, tuple(a.shape))
     state_shape = (a.shape[0], *a.shape[2:])
-    h0 = _initial(name, h0, state_shape, coefficients, return_state)
-    mask = reset_mask(name, resets, a)
-    one_device(name, a=a, b=b, h0=h0)
-    fused = pick(name, backend, a, b, h0)
-    if fused is not None:
-        return fused(
-            a,
-            b,
-            h0,
-            resets=mask,
-            reverse=reverse,
-            coefficients=coefficients,
-            return_state=return_state,
-        )
+    mask = _checked(name, a, b, h0, state_shape, resets)
+    wanted = _wanted(name, h0, coefficients, return_state)
+    if fused := pick(name, backend, a, b, h0):
+        return fused(a, b, h0, resets=mask, reverse=reverse, **wanted)
     dtype = common_dtype(a, b)
     op, forcing, start = _prepared(dtype, cut(a, mask), b, h0, state_shape)
     if coefficients:
@@ -134,20 +124,10 @@ def matrix_scan(
     m = tensor(name, "m", m, ("B", "T", "n", 2, 2))
     batch, length, planes = m.shape[:3]
     b = tensor(name, "b", b, (batch, length, planes, 2))
-    h0 = _initial(name, h0, (batch, planes, 2), coefficients, return_state)
-    mask = reset_mask(name, resets, m)
-    one_device(name, m=m, b=b, h0=h0)
-    fused = pick(name, backend, m, b, h0)
-    if fused is not None:
-        return fused(
-            m,
-            b,
-            h0,
-            resets=mask,
-            reverse=reverse,
-            coefficients=coefficients,
-            return_state=return_state,
-        )
+    mask = _checked(name, m, b, h0, (batch, planes, 2), resets)
+    wanted = _wanted(name, h0, coefficients, return_state)
+    if fused := pick(name, backend, m, b, h0):
+        return fused(m, b, h0, resets=mask, reverse=reverse, **wanted)
     dtype = common_dtype(m, b)
     op, forcing, start = _prepared(dtype, cut(m, mask), b, h0, (batch, planes, 2))
     # The planes last: operations on 2×2 matrices become operations on rows of n numbers.
@@ -213,20 +193,10 @@ def matrix_affine_scan(
     shaped(name, "a", a, (batch, length, blocks, size, size))
     b = tensor(name, "b", b, (batch, length, blocks, size, "v"))
     state_shape = (batch, blocks, size, b.shape[-1])
-    h0 = _initial(name, h0, state_shape, coefficients, return_state)
-    mask = reset_mask(name, resets, a)
-    one_device(name, a=a, b=b, h0=h0)
-    fused = pick(name, backend, a, b, h0)
-    if fused is not None:
-        return fused(
-            a,
-            b,
-            h0,
-            resets=mask,
-            reverse=reverse,
-            coefficients=coefficients,
-            return_state=return_state,
-        )
+    mask = _checked(name, a, b, h0, state_shape, resets)
+    wanted = _wanted(name, h0, coefficients, return_state)
+    if fused := pick(name, backend, a, b, h0):
+        return fused(a, b, h0, resets=mask, reverse=reverse, **wanted)
     dtype = common_dtype(a, b)
     op, forcing, start = _prepared(dtype, cut(a, mask), b, h0, state_shape)
     with full_precision(a.device):
@@ -254,15 +224,31 @@ def _sequence(name: str, what: str, value: object) -> Tensor:
     return tensor(name, what, value, ("B", "T", *["any"] * rest))
 
 
-def _initial(
-    name: str, h0: Tensor | None, shape: tuple[int, ...], coefficients: bool, return_state: bool
+def _checked(
+    name: str,
+    op: Tensor,
+    b: Tensor,
+    h0: Tensor | None,
+    state_shape: tuple[int, ...],
+    resets: Tensor | None,
 ) -> Tensor | None:
+    """Checks the initial state, the devices and the resets; returns the resets."""
+    if h0 is not None:
+        tensor(name, "h0", h0, state_shape)
+    one_device(name, operators=op, inputs=b, h0=h0)
+    return reset_mask(name, resets, op)
+
+
+def _wanted(
+    name: str, h0: Tensor | None, coefficients: bool, return_state: bool
+) -> dict[str, bool]:
+    """What to return, as keyword arguments."""
     if coefficients and (h0 is not None or return_state):
         raise ValueError(
             f"{name}: got coefficients=True together with h0 or return_state, expected it alone; "
             "apply the composed maps to the initial state yourself: h_t = A_t h0 + Bc_t."
         )
-    return None if h0 is None else tensor(name, "h0", h0, shape)
+    return {"coefficients": coefficients, "return_state": return_state}
 
 
 def _prepared(

@@ -126,8 +126,9 @@ def _recentred(
         r = scan(coeffs.detach(), values.detach(), r0.detach(), "maxplus", reverse)
         ends = [r[:, 1:], r0.unsqueeze(1)] if reverse else [r0.unsqueeze(1), r[:, :-1]]
         before = torch.cat(ends, 1) if r.shape[1] else r
-        # Zero states stay zero at any scale.
-        r0, r = (x.masked_fill(x == -torch.inf, 0) for x in (r0, r))
+        # Zero and infinite states are what they are at any scale; what comes from 0 is 0.
+        before = before.nan_to_num(torch.nan, posinf=0, neginf=-torch.inf)
+        r0, r = (x.nan_to_num(torch.nan, posinf=0, neginf=0) for x in (r0, r))
         half = (r.clamp_max(OVERFLOW) / 2).exp()
     scaled = (first - r0).exp() if logarithm else first * (-r0).exp()
     g = scan((before - r + coeffs).exp(), (values - r).exp(), scaled, reverse=reverse)

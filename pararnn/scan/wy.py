@@ -123,8 +123,10 @@ def _differentiable(
     inputs: list[Tensor | None], d_y: Tensor, d_end: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The cotangents as functions that can be differentiated again."""
-    *pieces, start = inputs
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    # Views, because an input may be made from another one, whose derivative is not asked for here.
+    views = [None if t is None else t.view_as(t) for t in inputs]
+    *pieces, start = views
+    wanted = [t for t in views if t is not None and t.requires_grad]
     found = side_by_side(tuple(pieces), start)  # type: ignore[arg-type]
     grads = iter(torch.autograd.grad(found, wanted, (d_y, d_end), create_graph=True))
-    return tuple(None if t is None or not t.requires_grad else next(grads) for t in inputs)
+    return tuple(None if t is None or not t.requires_grad else next(grads) for t in views)

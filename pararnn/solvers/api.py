@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -22,10 +23,11 @@ from .cost import chunk_length
 from .engine import Outcome, Plan, run
 from .fused import refusal, settings, solve_fused
 from .implicit import Problem, Solve, linearized
+from .linear import scannable
 from .operators import planned
 from .partition import Partition
 from .sequential import sequential_states
-from .task import Task, output_of, prepare
+from .task import Task, has_spec, output_of, prepare
 from .walkers import CellWalker, Dynamics
 
 METHODS = ("auto", "sequential", "newton", "shooting")
@@ -141,7 +143,8 @@ def solve(
         (Danieli et al., arXiv:2510.21450, Alg. 1); ``'shooting'`` over chunks; ``'auto'`` chooses
         by the cost model.
     h0
-        Initial state ``(B, *state_shape)``; zero if not given.
+        Initial state ``(B, *state_shape)``; the cell's ``init_state(B)`` if not given, which for
+        most is zero.
     resets
         Bool mask ``(B, T)``: where True, the step starts from the zero state.
     dt
@@ -159,11 +162,32 @@ def solve(
     NewtonDivergenceError
         If the tolerance is not met and ``config.on_divergence == 'raise'``.
     """
+    return _solve(prepare(cell, x, h0, resets, drives, dt), config, method)
+
+
+def solve_layer(
+    cell: nn.Module,
+    x: Tensor,
+    config: NewtonConfig | None = None,
+    *,
+    method: str = "auto",
+    h0: Tensor | None = None,
+    resets: Tensor | None = None,
+    dt: Tensor | None = None,
+) -> Solution:
+    """As :func:`solve`, for a layer, which passes on the output and the final state.
+
+    A cell with a method ``through`` gives these without the states in between, if nothing else is
+    asked for. States are then solved for when they are read.
+    """
+    return _solve(prepare(cell, x, h0, resets, None, dt), config, method, layer=True)
+
+
+def _solve(task: Task, config: NewtonConfig | None, method: str, layer: bool = False) -> Solution:
     config = config or NewtonConfig()
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {METHODS}.")
-    task = prepare(cell, x, h0, resets, drives, dt)
-    chosen = choice(task, config, method)
+    chosen = choice(task, config, method, layer)
     if chosen.path == "fused":
         solution = _fused(task, config, chosen)
     else:
@@ -191,9 +215,15 @@ class Choice:
     asked: bool  # whether the chunk length was asked for
     loop: bool  # whether the hand-written step runs in a loop
 
+    @property
+    def scan(self) -> bool:
+        """Whether one exact scan solves a linear recurrence."""
+        return self.path == "eager" and self.method == "scan"
 
-def choice(task: Task, config: NewtonConfig, method: str) -> Choice:
-    """Which path and which chunks a solve takes; from sizes and settings alone.
+
+def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -> Choice:
+    """Which path and which chunks a solve takes, for all states or only for what a ``layer``
+    passes on; from sizes and settings alone.
 
     Raises
     ------
@@ -204,6 +234,10 @@ def choice(task: Task, config: NewtonConfig, method: str) -> Choice:
     length, reason = _asked_length(total, config, method)
     asked = length is not None
     refused = refusal(task, config, method)
+    if refused is not None and config.backend != "fused" and _one_scan(task, config, method, layer):
+        reason = "linear in its state: one exact scan"
+        reason += "" if task.u.device.type == "cpu" else f"; not fused: {refused}"
+        return Choice("eager", "scan", total, min(total, 1), 0, reason, asked, False)
     if refused is not None and config.backend == "fused":
         raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
     device, numbers = task.u.device.type, task.u.shape[0] * math.prod(task.cell.state_shape)
@@ -235,6 +269,15 @@ def choice(task: Task, config: NewtonConfig, method: str) -> Choice:
     return Choice(path, label, length, chunks, warmup, reason, asked, loop)
 
 
+def _one_scan(task: Task, config: NewtonConfig, method: str, layer: bool) -> bool:
+    """Whether nothing speaks against solving a linear recurrence by one scan."""
+    free = config.chunk_length is None and config.max_iters is None
+    free = free and method == "auto" and config.jacobian in ("auto", "exact")
+    if not (free and has_spec(task.cell)):
+        return False
+    return scannable(task.cell.spec) or (layer and hasattr(task.cell, "through"))
+
+
 def _asked_length(total: int, config: NewtonConfig, method: str) -> tuple[int | None, str]:
     """The chunk length that was asked for, or None, and what to say about it."""
     if method == "sequential":
@@ -256,21 +299,42 @@ def _fused(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by the kernels."""
     found = solve_fused(task, settings(config, chosen.chunk_length if chosen.asked else None))
     shape = (task.u.shape[0], *task.cell.state_shape)
-    parts = (found.last, found.states)
+    whole = task.cell.spec.output == "all"
+    parts = (output_of(task.cell, found.states()) if whole else found.last, found.states)
     return _solution(chosen, found.final.reshape(shape), found.progress, parts)
 
 
 def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by PyTorch operations."""
     outcome = None
-    if chosen.loop:
+    if chosen.scan and hasattr(task.cell, "through"):
+        return _through(task, config, chosen)
+    if chosen.scan:
+        cell = task.cell
+        sizes = [cell.sizes[a] for a in cell.spec.axes]
+        arguments = (task.u, task.dt, task.start, task.resets, list(task.params))
+        states = torch.ops.pararnn.linear(cell.kernel, sizes, *arguments)
+    elif chosen.loop:
         states = sequential_states(task)
     else:
         states, outcome = _parallel(task, config, chosen.chunk_length, chosen.warmup)
     final = states[:, -1].clone() if states.shape[1] else task.h0
-    states = states.to(task.u.dtype)
-    parts = (output_of(task.cell, states), lambda: states)
-    return _solution(chosen, final, _progress(outcome), parts)
+    rounded = states.to(task.u.dtype)
+    read = has_spec(task.cell) and task.cell.spec.readout is not None
+    output = output_of(task.cell, states if read else rounded, task.u)
+    return _solution(chosen, final, _progress(outcome), (output, lambda: rounded))
+
+
+def _through(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
+    """A layer's output without its states, which are solved for when they are asked for."""
+    output, final = task.cell.through(task.u, task.start, resets=task.resets, dt=task.dt)
+
+    @functools.cache
+    def states() -> Tensor:
+        length, warmup = chunk_length(task.u.shape[1], final.numel(), task.u.device.type)
+        return _parallel(task, config, length, warmup)[0].to(task.u.dtype)
+
+    return _solution(chosen, final, HostProgress(), (output, states))
 
 
 def _solution(
@@ -329,7 +393,7 @@ def _report_divergence(solution: Solution, config: NewtonConfig) -> None:
     if config.on_divergence == "raise":
         raise NewtonDivergenceError(message, solution.residual_history)
     if config.on_divergence in ("auto", "warn"):
-        warnings.warn(message, NewtonWarning, stacklevel=3)
+        warnings.warn(message, NewtonWarning, stacklevel=4)
 
 
 def newton_apply(

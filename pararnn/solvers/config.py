@@ -140,7 +140,8 @@ class Solution:
     states : Tensor
         ``(B, T, *state_shape)`` in the dtype of the drives.
     output : Tensor
-        What a layer passes on, ``(B, T, width)``: the last slot of ``states``, flattened.
+        What a layer passes on, ``(B, T, width)``: the last slot of ``states``, flattened (all of
+        them, if the Spec says so).
     final_state : Tensor
         ``(B, *state_shape)`` in the state's dtype (at least float32), to continue from.
     converged : bool
@@ -158,7 +159,8 @@ class Solution:
         Proven bound of the largest error of any state, if ``certify`` was set and the proof
         succeeds: infinite if it does not, None if it was not asked for.
     method, chunk_length, chunks
-        What ran: ``'sequential'``, ``'newton'`` or ``'shooting'``.
+        What ran: ``'sequential'``, ``'newton'``, ``'shooting'``, or ``'scan'`` (a recurrence that is
+        linear in its state, solved at once).
     path : str
         ``'fused'`` (GPU kernels) or ``'eager'`` (PyTorch operations).
     reason : str

@@ -60,6 +60,7 @@ class SpecDynamics:
         self.bounds = [s.bounds for s in spec.slots]
         self.writes = "_out" in compiled(spec, "step").__code__.co_varnames
         self.n_state = spec.factorization.n_state
+        self.linear = spec.jac_structure == "linear"
 
     # -- layout --------------------------------------------------------------------------------
 
@@ -92,6 +93,14 @@ class SpecDynamics:
         into = {"_out": out} if self.writes else {}
         return self._join(program(*self._slots(h), *self._drives(u), *self.params, **into), h)
 
+    def read(self, h: Tensor, u: Tensor) -> Tensor:
+        """What a layer passes on, of a Spec with a read-out, from new states ``h``."""
+        if self.spec.gap is not None and u.shape[-1] < sum(self._widths):
+            u = pack(u, u.new_zeros(u.shape[:-1]))  # which is not read
+        (out,) = compiled(self.spec, "read")(*self._slots(h), *self._drives(u), *self.params)
+        kept = self.spec.axes_of(self.spec.readout.symbol)  # type: ignore[union-attr]
+        return out[(..., *(slice(None) if a in kept else 0 for a in self.spec.axes))]
+
     def step_with_operator(
         self, h: Tensor, u: Tensor, kind: str, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -103,6 +112,19 @@ class SpecDynamics:
         results = program(*self._slots(h), *self._drives(u), *self.params, **into)
         n = len(self.spec.slots)
         return self._join(results[:n], h), self._channel_operator(results[n:], h)
+
+    def affine(self, u: Tensor) -> tuple[Coefficients, Tensor]:
+        """State-carrying coefficients and inputs ``b = f(0, u)`` of a linear Spec, for any leading
+        dimensions of ``u``."""
+        out = compiled(self.spec, "affine")(*self._drives(u), *self.params)
+        lead, n = u.shape[:-1], len(self.spec.axes)
+        shape = (*lead, *self.state_shape[-n:])
+        coefficients = tuple(c.expand(*lead, *c.shape[-n:]) for c in out[: self.n_state])
+        forcing = [
+            b.expand(shape) if isinstance(b, Tensor) else u.new_full(shape, b, dtype=self.dtype)
+            for b in out[self.n_state :]
+        ]
+        return coefficients, torch.stack(forcing, self.slot_dim) if self.several else forcing[0]
 
     # -- linearization -------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def settings(config: NewtonConfig, length: int | None) -> Settings:
 
 def solve_fused(task: Task, told: Settings) -> FusedStates:
     """Run the kernels on a task."""
-    shape = (task.u.shape[0], task.cell.state_slots, task.cell.d_h)
+    shape = (task.u.shape[0], task.cell.state_slots, task.cell.channels)
     h0 = None if task.start is None else task.start.reshape(shape)
     with reports() as collected:
         last, others, final = torch.ops.pararnn.channelwise(

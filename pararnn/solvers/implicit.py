@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._checks import full_precision
 from ..scan import Algebra, Block, Diagonal, Flat, Left, affine_scan
+from .columns import column_scan
 from .config import TOLERANCE
 from .cost import chunk_length
 from .dynamics import Coefficients
@@ -89,6 +90,10 @@ class Linearization:
             return out
         if formed(self.dynamics):
             algebra = cast(Algebra, self.dynamics.algebra("exact"))
+            if isinstance(algebra, Block) and getattr(self.dynamics, "linear", False):
+                act = self.dynamics.transpose if reverse else self.dynamics.tangent
+                arguments = (act, self.coefficients, b, x0, self.resets)
+                return column_scan(*arguments, axes=algebra.axes, reverse=reverse, out=out)
             op = self.dynamics.operator(self.coefficients, "exact", self.before)
             op = cut(op, self.resets)
             op = algebra.transpose(op) if reverse else op
@@ -158,9 +163,7 @@ class Solve(torch.autograd.Function):
                 problem, dynamics, states, u, h0, g, tuple(params)
             )
         else:
-            cotangents, u_bar, grads = _first_order(problem, dynamics, states, u, h0, g)
-            first = problem.first(h0)
-            h0_bar = _first_cotangent(problem, dynamics, first, u[:, :1], cotangents[:, :1])
+            u_bar, h0_bar, grads = first_order(problem, dynamics, states, u, h0, g)
         cast = (None if g is None else g.to(p.dtype) for g, p in zip(grads, params, strict=True))
         return None, u_bar, h0_bar, *cast
 
@@ -183,10 +186,10 @@ def differentiable_gradients(
     return u_bar, first, list(grads)
 
 
-def _first_order(
+def first_order(
     problem: Problem, dynamics: Dynamics, states: Tensor, u: Tensor, h0: Tensor, g: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Cotangents of the first states, of inputs and of parameters, some rows at a time."""
+    """Cotangents of ``u``, of ``h0`` and of the parameters, some rows at a time."""
     u_bar = torch.empty_like(u, memory_format=torch.contiguous_format)
     first = []
     totals: list[Tensor | None] = [None] * len(dynamics.raw_params)
@@ -203,7 +206,9 @@ def _first_order(
         _, grads = dynamics.gradients(values, before, drive, cotangents, u_bar[rows])
         totals = [_plus(a, b) for a, b in zip(totals, grads, strict=True)]
         first.append(cotangents[:, :1])
-    return torch.cat(first) if first else g[:, :1], u_bar, totals
+    cotangents = torch.cat(first) if first else g[:, :1]
+    h0_bar = _first_cotangent(problem, dynamics, problem.first(h0), u[:, :1], cotangents)
+    return u_bar, h0_bar, totals
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:

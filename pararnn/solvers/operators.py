@@ -36,6 +36,11 @@ def register(spec: Spec) -> str:
     return spec.fingerprint
 
 
+def spec_of(name: str) -> Spec:
+    """The Spec that was registered under a name."""
+    return _SPECS[name]
+
+
 @contextmanager
 def reports() -> Iterator[list[tuple[Tensor, Plan]]]:
     """Collect the mismatches and the plan of the solves that run inside."""

@@ -78,7 +78,7 @@ def decode(
     target = torch.empty_like(h, memory_format=torch.contiguous_format) if out is None else out
     if not target.is_contiguous():
         raise ValueError("out: got a tensor that is not contiguous; use out.contiguous().")
-    shape = (-1, cell.state_slots, cell.d_h)
+    shape = (-1, cell.state_slots, cell.channels)
     params = list(cell.recurrent_params())
     start = h.contiguous().view(shape)
     u = u.reshape(start.shape[0], u.shape[-1])

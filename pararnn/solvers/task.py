@@ -21,10 +21,14 @@ def has_spec(cell: Any) -> bool:
     return hasattr(cell, "spec") and hasattr(cell, "recurrent_params") and hasattr(cell, "drives")
 
 
-def output_of(cell: Any, states: Tensor) -> Tensor:
-    """What a layer passes on: the last slot if there are several, flattened to ``(..., width)``."""
+def output_of(cell: Any, states: Tensor, u: Tensor | None = None) -> Tensor:
+    """What a layer passes on, flattened to ``(..., width)``: the last slot if there are several
+    and the Spec does not say that all are; or what the Spec reads, with the drives ``u``."""
+    if has_spec(cell) and cell.spec.readout is not None:
+        return cell.output(states, drives=u)
     shape = tuple(cell.state_shape)
-    if getattr(cell, "state_slots", 1) > 1:
+    whole = has_spec(cell) and cell.spec.output == "all"
+    if getattr(cell, "state_slots", 1) > 1 and not whole:
         states, shape = states[..., -1, :], shape[1:]
     return states.flatten(-len(shape)) if len(shape) > 1 else states
 
@@ -131,6 +135,8 @@ def prepare(
                 f"h0: got dtype {h0.dtype}, expected {wanted}; convert it with .to(...)."
             )
         h0 = h0.to(dtype)
+    elif has_spec(cell) and not cell.starts_at_zero:
+        h0 = cell.init_state(batch)
     if resets is not None:
         if not isinstance(resets, Tensor):
             raise TypeError(f"resets: got {type(resets).__name__}, expected a torch.bool tensor.")

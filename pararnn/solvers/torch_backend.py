@@ -36,10 +36,14 @@ def _maximum(a: Tensor | float, b: Tensor | float) -> Tensor:
 
 
 def _positive(x: Tensor) -> Tensor:
+    if not (x.requires_grad and torch.is_grad_enabled()):  # faster than a choice, and the same
+        return torch.sigmoid(x.clamp_max(0)).add_(x.clamp_min(0))
     return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
 
 
 def _positive_slope(x: Tensor, y: Tensor) -> Tensor:
+    if not (y.requires_grad and torch.is_grad_enabled()):
+        return (y * (1 - y)).masked_fill_(x >= 0, 1.0)
     return torch.where(x >= 0, torch.ones_like(y), y * (1 - y))
 
 

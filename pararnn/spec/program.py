@@ -7,6 +7,8 @@ A *program* is a function of slots, drives and recurrent parameters, printed as 
 ``read``            what a layer passes on, where that is not the state: arguments of ``step``, with
                     the new state for every slot
 ``step_jacobian``   (channelwise Specs) the same statements, then the S×S Jacobian entries
+``affine``          (linear, channelwise Specs) arguments of ``step`` without the slots; the
+                    state-carrying coefficients, then the next value of every slot from zero
 ``coefficients``    state-carrying coefficients of the factorized Jacobian
 ``linearization``   those, the coefficients of drives and parameters, and operands of linear maps
 ``channel_jacobian``  the S×S entries from coefficients and (the diagonals of) the maps
@@ -48,6 +50,7 @@ PROGRAMS = (
     "step",
     "read",
     "step_jacobian",
+    "affine",
     "coefficients",
     "linearization",
     "channel_jacobian",
@@ -77,18 +80,23 @@ class _Writer:
     def assign(self, name: str, text: str) -> None:
         self.lines.append(f"    {name} = {text}")
 
-    def forward(self) -> None:
-        """The stages, one statement each. Diagonal maps are written as products in place."""
-        shorthand: dict[sympy.Symbol, sympy.Expr] = {}
+    def forward(self, at: Mapping[sympy.Symbol, sympy.Expr] | None = None) -> None:
+        """The stages, one statement each. Diagonal maps are written as products in place. With
+        symbols given a value, ``at`` that value; numbers then have no statement."""
+        shorthand: dict[sympy.Symbol, sympy.Expr] = dict(at or {})
         for stage in self.spec.stages:
             if not isinstance(stage, Linear):
                 expr = stage.expr.xreplace(shorthand)
+                if expr.is_number:
+                    shorthand[stage.symbol] = expr
+                    continue
                 self.assign(stage.symbol.name, self.printer(expr))
             elif stage.map.structure == "diagonal":
                 weight = sympy.Symbol(stage.map.name, real=True)
                 operand = stage.operand.xreplace(shorthand)
                 # Kept unevaluated, so that a*(r*h) is computed in the order of the page.
-                shorthand[stage.symbol] = sympy.Mul(weight, operand, evaluate=False)
+                product = sympy.Mul(weight, operand, evaluate=False)
+                shorthand[stage.symbol] = operand if operand == 0 else product
             else:
                 operand = self.printer(stage.operand.xreplace(shorthand))
                 self.assign(
@@ -200,6 +208,8 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
         entries = [e for row in fz.channel_jacobian(writer.coefficients()) for e in row]
         args = [*arguments(spec), *writer.targets]
         return writer.text(program, args, outputs + writer.expressions(entries))
+    if program == "affine":
+        return _print_affine(spec, writer)
     if program == "coefficients":
         writer.forward()
         values = writer.expressions(fz.coefficients[: fz.n_state])
@@ -220,6 +230,20 @@ def print_program(spec: Spec, program: str = "step", dialect: str = "torch") -> 
     if program == "transpose":
         return _print_transpose(spec, writer)
     return _print_tangent(spec, writer, program)
+
+
+def _print_affine(spec: Spec, writer: _Writer) -> str:
+    """What a linear recurrence needs of the drives: its operator's coefficients, and its input."""
+    fz = spec.factorization
+    if fz.jac_structure != "linear" or not spec.channelwise:
+        raise ValueError(
+            f"{spec.name}: 'affine' needs a channelwise Spec that is linear in its state, got class "
+            f"{fz.jac_structure!r}."
+        )
+    writer.forward({s.symbol: sympy.Integer(0) for s in spec.slots})
+    values = writer.expressions(fz.coefficients[: fz.n_state])
+    inputs = [writer.printer(s.next_symbol.xreplace(writer.shorthand)) for s in spec.slots]
+    return writer.text("affine", arguments(spec)[len(spec.slots) :], values + inputs)
 
 
 def _print_read(spec: Spec, writer: _Writer) -> str:

@@ -222,7 +222,9 @@ def test_arguments_of_a_list_are_keyed():
     assert arguments(MinGRUStack(4, 4, 2, mixer=["log", "delta"]), "decay") == [None, None]
 
 
-@pytest.mark.parametrize("mixer", ["signed", ["signed", "signed", "log"]])
+@pytest.mark.parametrize(
+    "mixer", ["signed", ["signed", "signed", "log"], ["log", "signed", "signed"]]
+)
 def test_decay_in_the_last_block_only(mixer):
     settings = {"decay": "learnable", "decay_rate": 0.5, "log1p_delta": True, "bias": False}
     keyed = settings if mixer == "signed" else {"signed": settings, "log": settings}

@@ -5,8 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pararnn.scan import Block, Dense, Diagonal, Flat, Right, affine_scan
+from pararnn.scan import (
+    Block,
+    Dense,
+    Diagonal,
+    Flat,
+    Left,
+    MaxPlus,
+    Right,
+    affine,
+    affine_scan,
+)
 
 LENGTHS = (0, 1, 2, 31, 32, 33, 47, 64, 101, 147, 1031)
 B = 2
@@ -69,6 +80,7 @@ CASES = [
     Case("heads", Dense(heads=2), (4,), (2, 2, 2), heads_matrix),
     Case("heads, slots", Dense(heads=2, slots=2), (2, 4), (2, 4, 4), slots_matrix),
     Case("flat", Flat((2, 2)), (2, 2), (4, 4), lambda a: a),
+    Case("left", Left(), (2, 3), (2, 2), lambda a: np.kron(a, np.eye(3))),
     Case("right", Right(), (2, 3), (3, 3), lambda a: np.kron(np.eye(2), a.T)),
     Case(
         "right by row",
@@ -185,3 +197,65 @@ def test_a_nan_stays_in_its_row_and_after_its_step():
     assert not got[0, :40].isnan().any()
     assert bool(got[0, 40:, 1].isnan().all())
     assert not got[0, :, [0, 2]].isnan().any()
+
+
+@case
+@pytest.mark.parametrize("length", [33, 101])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_large_steps_are_walked(case, length, reverse, monkeypatch):
+    monkeypatch.setitem(affine.WIDE, "cpu", 1)
+    op, b, x0 = case.draw(length)
+    got = affine_scan(op, b, x0, algebra=case.algebra, reverse=reverse)
+    np.testing.assert_allclose(got.numpy(), loop(case, op, b, x0, reverse), 1e-9, 1e-9)
+
+
+def test_large_batches_take_longer_chunks(monkeypatch):
+    monkeypatch.setattr(affine, "PIECE", 16)
+    op, b, x0 = CASES[0].draw(301)
+    np.testing.assert_allclose(affine_scan(op, b, x0).numpy(), loop(CASES[0], op, b, x0), 1e-9)
+
+
+class Written(TorchDispatchMode):
+    """Counts operations, and the numbers that they write."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not function.is_view:
+            self.calls += 1
+            self.numbers += result.numel()
+        return result
+
+
+@pytest.mark.parametrize("length", [1000, 10000])
+def test_work_is_linear_in_few_operations(length):
+    op, b, x0 = CASES[0].draw(length)
+    with Written() as written:
+        affine_scan(op, b, x0)
+    assert written.numbers < 6 * b.numel()
+    assert written.calls < 12 * length**0.4 + 100
+
+
+def max_plus(op, b, x0, reverse):
+    x, out = x0, torch.empty_like(b)
+    steps = range(b.shape[1])
+    for t in reversed(steps) if reverse else steps:
+        x = torch.maximum(op[:, t] + x, b[:, t])
+        out[:, t] = x
+    return out
+
+
+@pytest.mark.parametrize("length", [0, 1, 40, 300])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_maxima_and_sums(length, reverse):
+    op, b, x0 = CASES[0].draw(length)
+    op, b = torch.round(8 * op), torch.round(64 * b)  # whole numbers: sums are exact
+    b[torch.rand(b.shape) < 0.3] = -torch.inf
+    op[torch.rand(op.shape) < 0.1] = -torch.inf
+    x0 = x0.round()
+    x0[0] = -torch.inf
+    got = affine_scan(op, b, x0, algebra=MaxPlus(), reverse=reverse)
+    assert torch.equal(got, max_plus(op, b, x0, reverse))

@@ -214,6 +214,11 @@ def test_errors():
             call(delta_scan, bad)
     with pytest.raises(ValueError, match="v: got shape"):
         call(delta_scan, {**values, "v": values["v"][:, :, 0]})
+    with pytest.raises(ValueError, match="nh: got 0, expected a positive integer"):
+        call(
+            delta_scan,
+            {n: x[:, :, :0] if n in ("k", "v", "beta") else x for n, x in values.items()},
+        )
     with pytest.raises(ValueError, match="chunk_size: got 0"):
         call(delta_scan, values, chunk_size=0)
     with pytest.raises(TypeError, match="resets: got torch"):

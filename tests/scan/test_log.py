@@ -131,6 +131,18 @@ def test_range():
     assert parallel_scan_log(-c, -v.abs()).flatten().tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
+def test_infinite_states_stay_infinite():
+    c = torch.full((1, 40, 1), -1.0)
+    for position in (0, 3):
+        v = torch.zeros(1, 41, 1)
+        v[0, position] = INF
+        want = reference.log(c, v)
+        assert bool(want[:, position:].isinf().all())
+        torch.testing.assert_close(parallel_scan_log(c, v).double(), want)
+    h0 = torch.full((1, 1), INF)
+    assert bool(parallel_scan_log(c, v[:, 4:5].expand(1, 40, 1), h0).isinf().all())
+
+
 def test_zero_states_stay_zero(path):
     c = torch.full((1, 50, 2), -0.5)
     v = torch.full((1, 51, 2), -INF)

@@ -80,6 +80,29 @@ def test_both_ways_agree_with_their_derivatives(keep):
         torch.testing.assert_close(a, b)
 
 
+def test_second_derivatives_where_one_piece_is_made_from_another():
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    k, v, beta = normal(4, 2, 6, 3), normal(4, 2, 6, 2), normal(4, 2, 6, 1)
+
+    def loss(way):
+        written = beta * k
+        system, scores = (k @ written.mT).tril(-1), k @ written.mT
+        parts = (system / 4, scores / 4, v, k, written, k, None)
+        y, end = way(parts, torch.zeros(2, 3, 2, dtype=torch.float64))
+        return y.square().sum() + end.sum()
+
+    def product(way):
+        first = torch.autograd.grad(loss(way), (k, v, beta), create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), (k, v, beta))
+
+    for a, b in zip(product(assemble), product(side_by_side), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+
+
 def test_the_walk_is_taken_where_it_can_be(monkeypatch):
     taken = []
     monkeypatch.setattr(Walk, "apply", lambda *given: taken.append(given) or (0, 0))

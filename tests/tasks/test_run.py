@@ -115,7 +115,9 @@ def test_best_weights_are_kept_and_measured():
     assert result.steps == 12
     assert scores[-1] < max(scores)
     assert result.fitted == max(scores)
-    assert result.kept == result.checks[scores.index(max(scores))].step  # the first of equals
+    assert result.kept == result.checks[scores.index(max(scores))].step
+    resting = probe("parity", "GRU", protocol=small(select="best", lr=0.0))
+    assert resting.kept == 2  # the first of equals
 
 
 def test_squared_errors():

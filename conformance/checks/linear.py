@@ -1,0 +1,226 @@
+"""Clauses about recurrences that are linear in their state, and the layers that they are."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from pararnn import NewtonConfig
+
+from ..context import Context, NotApplicable, converted, error, tolerance
+from ..reference import advance, amplification, apart, loop
+from . import checks
+from .equations import STEP
+from .gradients import on_a_grid
+from .sequences import WAYS
+from .solving import formed, name
+
+
+@checks("linearity")
+def linearity(ctx: Context) -> None:
+    if ctx.spec_of(ctx.cell()).jac_structure != "linear":
+        raise NotApplicable("the recurrence is not linear in its state")
+    for _ in ctx.rounds(2):
+        cell = ctx.cell()
+        x, g, h = ctx.inputs(cell, 3, 1)[:, 0], ctx.state(cell, 3), ctx.state(cell, 3)
+        for share in (0.3, -2.5):
+            mixed = advance(cell, share * g + (1 - share) * h, x)
+            apart_ = share * advance(cell, g, x) + (1 - share) * advance(cell, h, x)
+            ctx.within("step of a mixture − mixture of steps", error(mixed, apart_), 10 * STEP)
+    wide = ctx.cell()
+    x, h0 = ctx.inputs(wide, 2, 48), ctx.state(wide, 2)
+    kappa = amplification(wide, loop(wide, x, h0), h0, x)
+    for dtype in ctx.wide_dtypes():
+        cell, given, initial = converted(wide, dtype), x.to(dtype), h0.to(dtype)
+        reference = loop(cell, given, initial).detach()
+        for method, chunk in (("newton", 1), ("shooting", 5)):
+            if not formed(cell, "exact", chunk):
+                continue
+            config = NewtonConfig(
+                max_iters=1, chunk_length=chunk, jacobian="exact", on_divergence="ignore"
+            )
+            solution = ctx.api.solve(cell, given, config, method=method, h0=initial)
+            gap = error(solution.states, reference)
+            with ctx.explained(f"{method}, one correction"):
+                ctx.within(f"states, {name(dtype)}", gap, tolerance(dtype, kappa))
+
+
+@checks("orthogonality")
+def orthogonality(ctx: Context) -> None:
+    if not getattr(ctx.cell(), "orthogonal", False):
+        raise NotApplicable("the transition is not said to be orthogonal")
+    for _ in ctx.rounds(2):
+        cell = ctx.cell()
+        x = ctx.inputs(cell, 3, 1)[:, 0]
+        count = math.prod(cell.state_shape)
+        unit = torch.eye(count, dtype=x.dtype, device=x.device).reshape(count, *cell.state_shape)
+        for row in x:
+            here = row.expand(count, -1)
+            columns = advance(cell, unit, here) - advance(cell, 0 * unit, here)
+            a = columns.flatten(1).mT.detach()
+            identity = torch.eye(count, dtype=a.dtype, device=a.device)
+            ctx.within("‖AᵀA − 1‖", (a.mT @ a - identity).abs().max(), 1e-14)
+            ctx.within("|det A − 1|", (torch.linalg.det(a) - 1).abs(), 1e-13)
+    cell = ctx.cell()
+    x, g, h = ctx.inputs(cell, 2, 257), ctx.state(cell, 2), ctx.state(cell, 2)
+    ends = [ctx.api.solve(cell, x, h0=start).final_state.detach() for start in (g, h)]
+    before, after = (g - h).flatten(1).norm(dim=1), (ends[0] - ends[1]).flatten(1).norm(dim=1)
+    ctx.within("distance after 257 steps / before, − 1", (after / before - 1).abs().max(), 1e-12)
+
+
+@checks("positivity")
+def positivity(ctx: Context) -> None:
+    spec = ctx.spec_of(ctx.cell())
+    if any(slot.bounds is None or slot.bounds[0] != 0 for slot in spec.slots):
+        raise NotApplicable("the states are not bounded below by 0")
+    for dtype in ctx.dtypes:
+        for scale in (1.0, 30.0):
+            cell = converted(ctx.cell(), dtype)
+            x = ctx.inputs(cell, 3, 61, scale)
+            zero = torch.zeros(3, *cell.state_shape, dtype=torch.float64).to(next(iter(x)))
+            for label, options in WAYS:
+                for start in (None, zero):
+                    states = ctx.api.solve(cell, x, h0=start, **options).states
+                    place = f"{label}, {name(dtype)}, inputs of size {scale:g}"
+                    with ctx.explained(place):
+                        ctx.within("largest −state", float(-states.min()), 0.0)
+                        if scale == 1:
+                            ctx.require(bool((states > 0).all()), "got a state that is 0")
+    if "learnable_h0" not in ctx.hyperparameters(ctx.cell()):
+        return
+    cell = ctx.cell(learnable_h0=True)
+    nn.init.zeros_(cell.h0_pre)
+    (slope,) = torch.autograd.grad(cell.init_state(1).sum(), cell.h0_pre)
+    ctx.within("derivative of the start at 0, − 1", (slope - 1).abs().max(), 0.0)
+    if ctx.device.type == "cpu":  # elsewhere it is an assertion of the device
+        x = ctx.inputs(cell, 2, 5)
+        x, more = apart(cell, x)
+        for bad in (-1e-30, float("nan")):
+            h = torch.ones(2, 1, cell.d_h, dtype=x.dtype)
+            h[1, 0, 2] = bad
+            refused(ctx, f"h_0 with an entry {bad}", lambda h=h: cell(x, h, more.get("dt")))
+
+
+def refused(ctx: Context, what: str, call) -> None:
+    """A call must raise a ``ValueError``."""
+    try:
+        call()
+    except ValueError:
+        return
+    ctx.require(False, f"{what}: got no ValueError")
+
+
+def placed(cell: nn.Module, **values: Tensor) -> Tensor:
+    """Packed drives ``(B, C)`` with the given values of named drives, and 0 for the others."""
+    parts = []
+    batch = next(iter(values.values())).shape[0]
+    for drive in cell.spec.projected:
+        zero = torch.zeros(
+            batch, cell.channels, dtype=torch.float64, device=cell.in_proj.weight.device
+        )
+        parts.append(values.get(drive.name, zero))
+    return torch.cat(parts, -1)
+
+
+@checks("snap")
+def snap(ctx: Context) -> None:
+    cell = ctx.cell()
+    if not on_a_grid(cell):
+        raise NotApplicable("no angle is put on a grid")
+    batch, n, m = 64, cell.channels, cell.m
+    for _ in ctx.rounds(2):
+        theta = ctx.like(cell, ctx.uniform(batch, n, high=12.0))
+        u = placed(cell, u_theta=theta, u_d=torch.full_like(theta, 40.0))  # tanh is 1
+        h = ctx.like(cell, torch.zeros(batch, 2, n))
+        h[:, 0] = 1
+        turned, once = h, None
+        for power in range(1, int(m.max()) + 1):
+            turned = cell.step(turned, drives=u)
+            once = turned if once is None else once
+            done = m == power
+            ctx.within(
+                "m turns − none",
+                float((turned - h)[:, :, done].abs().max()) if done.any() else 0.0,
+                1e-13,
+            )
+        angle = torch.atan2(once[:, 1], once[:, 0])
+        off = torch.remainder(angle - theta + math.pi, 2 * math.pi) - math.pi
+        ctx.within("distance to the grid / half a step", (off.abs() * m / math.pi).max(), 1 + 1e-12)
+        straight(ctx, cell, theta)
+
+
+def straight(ctx: Context, cell: nn.Module, theta: Tensor) -> None:
+    """The derivative by the angle is that of the free recurrence at the angle on the grid."""
+    free = cell.rebuilt(snap=None).to(ctx.device, torch.float64)
+    near = (theta * cell.m / (2 * math.pi)).round() * (2 * math.pi / cell.m)
+    h, weights = (
+        ctx.state(cell, len(theta)),
+        ctx.like(cell, ctx.normal(len(theta), 2, cell.channels)),
+    )
+    slopes = []
+    for module, at in ((cell, theta), (free, near)):
+        at = at.clone().requires_grad_()
+        u = placed(module, u_theta=at, u_d=torch.full_like(theta, 0.3))
+        (slope,) = torch.autograd.grad((module.step(h, drives=u) * weights).sum(), at)
+        slopes.append(slope)
+    ctx.within("derivative − that of the free recurrence", error(*slopes), 1e-12)
+
+
+@checks("decay")
+def decay(ctx: Context) -> None:
+    probe = ctx.cell()
+    if "log1p_delta" not in ctx.hyperparameters(probe):
+        raise NotApplicable("the cell has no time-aware decay")
+    for kind in ("fixed", "learnable"):
+        for log in (False, True):
+            changes = {"decay": kind, "decay_rate": 0.6, "log1p_delta": log}
+            fading(ctx, ctx.cell(**changes), log)
+            layer(ctx, ctx.cell(**changes))
+    without = ctx.cell(decay=None)
+    x, gaps = ctx.normal(2, 4, without.d_in).to(ctx.device), torch.rand(2, 4).double()
+    refused(ctx, "delta_t without a decay", lambda: without(x, None, gaps.to(ctx.device)))
+    refused(ctx, "a decay without delta_t", lambda: ctx.cell(decay="fixed")(x))
+
+
+def fading(ctx: Context, cell: nn.Module, log: bool) -> None:
+    """What is left of the old state after a gap, over what is left after none."""
+    x, h = ctx.inputs(cell, 6, 1)[:, 0, :-1], ctx.state(cell, 6)
+    gaps = ctx.like(cell, torch.tensor([0, 1e-9, 0.03, 1, 40, 1e300], dtype=torch.float64))
+    rate = cell.rate if cell.decay == "fixed" else nn.functional.softplus(cell.rho)
+    gamma = torch.exp(-rate * (torch.log1p(gaps) if log else gaps)[:, None])
+    none = cell.step(0 * h, x, dt=gaps)
+    ctx.within(
+        "what the input adds, by the gap", error(none, cell.step(0 * h, x, dt=0 * gaps)), 0.0
+    )
+    left = cell.step(h, x, dt=gaps) - none
+    whole = cell.step(h, x, dt=0 * gaps) - none
+    axes = next(p.axes for p in cell.spec.param_list if p.name in ("rho", "rate"))
+    place = [cell.sizes[a] if a in axes else 1 for a in cell.spec.axes]
+    shown = gamma.reshape(6, *(1,) * (h.ndim - 1 - len(place)), *place)
+    ctx.within("kept − γ · kept without a gap", error(left, shown * whole), 1e-12)
+
+
+def layer(ctx: Context, cell: nn.Module) -> None:
+    """Gaps that are none count as stated, with one warning, and gradients stay finite."""
+    x = ctx.like(cell, ctx.normal(2, 6, cell.d_in))
+    gaps = ctx.like(cell, 1 + ctx.uniform(2, 6))
+    bad, good = gaps.clone(), gaps.clone()
+    for at, (value, counts) in enumerate(
+        ((float("nan"), 0.0), (float("inf"), 1e10), (-float("inf"), 0.0), (-3.0, 0.0))
+    ):
+        bad[at % 2, at], good[at % 2, at] = value, counts
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [cell(x, None, bad.requires_grad_()) for _ in range(2)][1]
+    said = sum(issubclass(w.category, UserWarning) and "delta_t" in str(w.message) for w in caught)
+    expected = int(ctx.device.type == "cpu")
+    ctx.require(said == expected, f"bad gaps, twice: got {said} warnings, expected {expected}")
+    ctx.same_bits("bad gaps − what they count as", found.detach(), cell(x, None, good).detach())
+    leaves = [bad, *cell.parameters()]
+    for value in torch.autograd.grad(found.square().sum(), leaves, allow_unused=True):
+        ctx.require(
+            value is None or bool(value.isfinite().all()), "got a gradient that is not finite"
+        )

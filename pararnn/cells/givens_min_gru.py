@@ -1,0 +1,224 @@
+"""GivensMinGRU: blocks that the input turns by several rounds of plane rotations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _checks as checks
+from ..spec import Spec, cos, sigmoid, sin
+from .facts import Deviation, Facts, Source, Symbol
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .mixer import decay_stage
+from .rotation_min_gru import LearnedStart
+
+
+def brick_wall(block_size: int, rounds: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Pairs of every round: (0, 1), (2, 3), … in even ones, (1, 2), …, (k − 1, 0) in odd ones."""
+    return tuple(
+        tuple((i, (i + 1) % block_size) for i in range(r % 2, block_size, 2)) for r in range(rounds)
+    )
+
+
+@cache
+def givens_spec(block_size: int, rounds: int, decay: str | None, log1p_delta: bool) -> Spec:
+    """``h' = G_R … G_1 h + σ(z) v`` in every block, each ``G`` a set of plane rotations."""
+    label = f"{block_size}, {rounds}" + (", decay" if decay else "")
+    with Spec(f"GivensMinGRU[{label}]", axes=("n",), output="all") as s:
+        h = [s.state(f"h_{i}") for i in range(block_size)]
+        walls = brick_wall(block_size, rounds)
+        angles = iter(
+            s.drives([f"theta_{q}" for q in range(rounds * block_size // 2)], inline=False)
+        )
+        u = s.drives([f"u_z{i}" for i in range(block_size)])
+        v = s.drives([f"v_{i}" for i in range(block_size)])
+        gamma = decay_stage(s, decay, log1p_delta)
+        turned = list(h)
+        for r, pairs in enumerate(walls, 1):
+            before = list(turned)
+            for i, j in pairs:
+                angle = next(angles)
+                c, b = cos(angle), sin(angle)
+                turned[i] = s.let(
+                    f"g_{r}_{i}", c * before[i] - b * before[j], latex=f"g_{{{r},{i}}}", node=True
+                )
+                turned[j] = s.let(
+                    f"g_{r}_{j}", b * before[i] + c * before[j], latex=f"g_{{{r},{j}}}", node=True
+                )
+        for i in range(block_size):
+            moved = turned[i] if gamma == 1 else gamma * turned[i]
+            s.next(h[i], moved + sigmoid(u[i]) * v[i])
+    return s
+
+
+class GivensMinGRU(LearnedStart):
+    """Minimal GRU over blocks: ``h_t = G_{R} ⋯ G_{1} h_{t−1} + z_t ⊙ (W_h x_t)``.
+
+    Every round ``G_r`` turns ``block_size / 2`` planes of a block, each by an angle of its own,
+    ``W_θ x_t``; the planes of odd rounds are shifted by one, so that rounds mix the whole block.
+    Slot ``i`` holds the ``i``-th number of every block, and the output is slot after slot.
+
+    Parameters
+    ----------
+    d_in, d_h
+        Input and output width; also by ``input_size`` and ``hidden_size``. ``d_h`` is a multiple
+        of ``block_size``.
+    bias
+        Whether the input heads have biases.
+    block_size
+        Width of a block; even.
+    rounds
+        Number of rounds.
+    decay, decay_rate, log1p_delta
+        Time-aware decay, one rate a block; see :class:`~pararnn.cells.mixer.Mixer`.
+    device, dtype
+        As for :class:`torch.nn.Linear`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a width is missing, not positive or no multiple of ``block_size``, ``block_size`` is not
+        even and positive, ``rounds`` is not positive, or an argument of the decay is none; in a
+        call, if there is a ``delta_t`` without a decay or a decay without one.
+
+    References
+    ----------
+    Feng et al., arXiv:2410.01201; Jing et al., arXiv:1612.05231.
+    """
+
+    @property
+    def orthogonal(self) -> bool:
+        """Whether the transition keeps norms: without a decay it does."""
+        return self.decay is None
+
+    def __init__(
+        self,
+        d_in: int | None = None,
+        d_h: int | None = None,
+        bias: bool = True,
+        *,
+        block_size: int = 8,
+        rounds: int = 3,
+        decay: str | None = None,
+        decay_rate: float = 1.0,
+        log1p_delta: bool = False,
+        hidden_size: int | None = None,
+        **kwargs: Any,
+    ):
+        width = checks.either("d_h", d_h, "hidden_size", hidden_size)
+        checks.positive("rounds", rounds)
+        if checks.positive("block_size", block_size) % 2:
+            raise ValueError(f"block_size: got {block_size}, expected an even number.")
+        if width % block_size:
+            raise ValueError(
+                f"d_h: got {width}, expected a multiple of block_size={block_size}; choose one of "
+                "them so that d_h % block_size == 0."
+            )
+        self.block_size, self.rounds = block_size, rounds
+        super().__init__(
+            d_in,
+            spec=givens_spec(block_size, rounds, decay, log1p_delta),
+            sizes={"n": width // block_size},
+            bias=bias,
+            decay=decay,
+            decay_rate=decay_rate,
+            log1p_delta=log1p_delta,
+            **kwargs,
+        )
+
+    def recurrence(self, *given: Tensor) -> tuple[Tensor, ...]:
+        k = self.block_size
+        drives, gamma = self.apart(given[k:])
+        angles = torch.stack(drives[: -2 * k])
+        h = torch.stack(given[:k])
+        for r in range(self.rounds):
+            # Rolled by one in odd rounds, neighbours are always (0, 1), (2, 3), …
+            pairs = torch.roll(h, -(r % 2), 0).unflatten(0, (k // 2, 2))
+            theta = angles[r * k // 2 : (r + 1) * k // 2]
+            c, s = torch.cos(theta), torch.sin(theta)
+            first, second = pairs[:, 0], pairs[:, 1]
+            turned = torch.stack([c * first - s * second, s * first + c * second], 1)
+            h = torch.roll(turned.flatten(0, 1), r % 2, 0)
+        gate, candidate = torch.stack(drives[-2 * k : -k]), torch.stack(drives[-k:])
+        return (gamma * h + torch.sigmoid(gate) * candidate).unbind(0)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        own = {"block_size": self.block_size, "rounds": self.rounds}
+        return super().hyperparameters() | own
+
+    facts = Facts(
+        title="GivensMinGRU",
+        slug="givens_min_gru",
+        family="linear scan",
+        fidelity=("research-variant",),
+        summary="Minimal GRU over blocks whose transition is orthogonal: rounds of plane rotations "
+        "in a brick wall, with angles from the input.",
+        sources=(
+            replace(
+                PAPER,
+                equations="minGRU in its vanilla form, h = (1 - z) h + z h̃ with h̃ = W_h x: gate and "
+                "candidate are these, the transition is not",
+            ),
+            Source(
+                key="jing2017tunable",
+                authors="Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljačić",
+                title="Tunable Efficient Unitary Neural Networks (EUNN) and their Application to "
+                "RNNs",
+                venue="ICML 2017",
+                year=2017,
+                arxiv="1612.05231",
+                equations="the layout of plane rotations in layers that alternate between "
+                "neighbouring pairs",
+                bibtex="""@inproceedings{jing2017tunable,
+  title     = {Tunable Efficient Unitary Neural Networks ({EUNN}) and their Application to {RNNs}},
+  author    = {Jing, Li and Shen, Yichen and Dubcek, Tena and Peurifoy, John and Skirlo, Scott and LeCun, Yann and Tegmark, Max and Solja{\\v{c}}i{\\'c}, Marin},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2017},
+  eprint    = {1612.05231},
+  archivePrefix = {arXiv}
+}""",
+            ),
+            GRU_D,
+        ),
+        symbols=(
+            Symbol("x_t", "(B, d_in)", "input at step t"),
+            Symbol("h_{i,t}", "(B, d_h / k)", "number i of every block; slot i of k = block_size"),
+            Symbol(r"\theta_{q,t}", "(B, d_h / k)", "angles, round after round, k / 2 a round"),
+            Symbol("g_{r,i,t}", "(B, d_h / k)", "number i of every block after round r"),
+            Symbol(
+                "W_*, b_*", "(d_h / k, d_in), (d_h / k,)", "input weights, packed in one Linear"
+            ),
+            *DECAY_SYMBOLS,
+        ),
+        deviations=(
+            Deviation(
+                "The transition is a product of plane rotations in blocks of block_size channels",
+                "the paper's 1 - z is one positive number a channel, which commutes with all others",
+                "another recurrence: nothing of the old state is forgotten or scaled; two angles a "
+                "number of the state more for every four rounds",
+                "equation",
+            ),
+            Deviation(
+                "Angles are real rotations by affine functions of the input; the last pair of an odd "
+                "round joins the ends of a block",
+                "EUNN has fixed, complex rotations and open ends",
+                "the transition depends on the input; every round turns every channel",
+                "orthogonality",
+            ),
+            DECAY,
+        ),
+        parallel_path="One affine scan over time in blocks: the Jacobian does not contain the state, "
+        "so one iteration is exact. Chunks carry their k × k products; no step forms one.",
+        numerics="The transition keeps the norm of a block to a few roundings a round, at every "
+        "length; without forgetting, what the input adds is summed up, and so are its roundings.",
+        notes=(
+            "The flat state is slot-major: number i of block j is at i·(d_h / k) + j. For states that "
+            "are block after block, permute.",
+            DECAY_NOTE.replace("a channel", "a block"),
+            "det A = 1: no reflections. With few rounds not every rotation can be reached.",
+        ),
+    )

@@ -1,0 +1,193 @@
+"""MinGRU: a gated recurrence that is linear in its state, which stays positive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks as checks
+from ..spec import Spec, positive, sigmoid
+from .facts import Deviation, Facts, Symbol
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .mixer import Mixer, decay_stage, faded
+
+EXACT_START = Deviation(
+    "A given h_0 is the state itself; the default is 1/2 everywhere, or g of a learned vector that "
+    "starts at 0",
+    "the paper leaves the start open, or trains nothing at it",
+    "none on the recurrence; h_0 must not be negative",
+    "errors",
+)
+
+
+@cache
+def min_gru_spec(decay: str | None, log1p_delta: bool) -> Spec:
+    """Feng et al., arXiv:2410.01201, in its log-space form, written in the state itself."""
+    with Spec("MinGRU" if decay is None else "MinGRU[decay]") as s:
+        h = s.state("h", bounds=(0, float("inf")))
+        u_z, u_h = s.drives("u_z u_h")
+        gamma = decay_stage(s, decay, log1p_delta)
+        z = s.let("z", sigmoid(u_z))
+        k = s.let("k", sigmoid(-u_z))
+        n = s.let("n", positive(u_h), latex=r"\tilde{h}")
+        s.next(h, faded(gamma, k) * h + z * n)
+    return s
+
+
+def candidate(x: Tensor) -> Tensor:
+    """``g(x)``: ``x + 1/2`` for ``x ≥ 0``, ``σ(x)`` below; the gradient at 0 is 1."""
+    return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
+
+
+class PositiveMixer(Mixer):
+    """What MinGRU and MinLSTM share: positive states, and a start of 1/2 or ``g(h0_pre)``.
+
+    A given state with a negative entry or a NaN is a ``ValueError``; elsewhere than on the CPU,
+    where looking would mean waiting, an assertion of the device.
+    """
+
+    starts_at_zero = False
+
+    def __init__(self, *args: Any, learnable_h0: bool = False, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.learnable_h0 = learnable_h0
+        self.h0_pre: nn.Parameter | None = None
+        if learnable_h0:
+            self.h0_pre = nn.Parameter(self.in_proj.weight.new_zeros(self.d_h))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if getattr(self, "h0_pre", None) is not None:
+            nn.init.zeros_(self.h0_pre)  # type: ignore[arg-type]
+
+    def init_state(self, *batch: int) -> Tensor:
+        """1/2 everywhere, or ``g(h0_pre)`` if that is learned."""
+        if self.h0_pre is None:
+            return super().init_state(*batch) + 0.5
+        return candidate(self.h0_pre.to(self.state_dtype)).expand(*batch, -1)
+
+    def check_start(self, name: str, h: Tensor) -> None:
+        message = f"{name}: got a negative entry or a NaN, expected a state: no entry below 0."
+        allowed = (h >= 0).all()
+        if not checks.readable(h):
+            torch._assert_async(allowed, message)
+        elif not bool(allowed):
+            raise ValueError(message)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        return super().hyperparameters() | {"learnable_h0": self.learnable_h0}
+
+
+class MinGRU(PositiveMixer):
+    """Minimal GRU with positive states: ``h_t = (1 − z_t) h_{t−1} + z_t g(W_h x_t + b_h)``.
+
+    Parameters
+    ----------
+    d_in, d_h
+        Input and output width; also by ``input_size`` and ``hidden_size``.
+    bias
+        Whether the two input heads have biases.
+    learnable_h0
+        Whether the start is ``g`` of a trained vector (at first 1/2, as without).
+    decay, decay_rate, log1p_delta
+        Time-aware decay; see :class:`~pararnn.cells.mixer.Mixer`.
+    device, dtype
+        As for :class:`torch.nn.Linear`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a width is missing or not positive, or an argument of the decay is none; in a call, if
+        ``h_0`` has an entry below 0 or a NaN, or there is a ``delta_t`` without a decay or a decay
+        without one.
+
+    References
+    ----------
+    Feng et al., Were RNNs All We Needed?, arXiv:2410.01201.
+    """
+
+    def __init__(
+        self,
+        d_in: int | None = None,
+        d_h: int | None = None,
+        bias: bool = True,
+        *,
+        learnable_h0: bool = False,
+        decay: str | None = None,
+        decay_rate: float = 1.0,
+        log1p_delta: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            d_in,
+            d_h,
+            spec=min_gru_spec(decay, log1p_delta),
+            bias=bias,
+            learnable_h0=learnable_h0,
+            decay=decay,
+            decay_rate=decay_rate,
+            log1p_delta=log1p_delta,
+            **kwargs,
+        )
+
+    def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
+        (u_z, u_h), gamma = self.apart(given)
+        return torch.sigmoid(-u_z) * gamma * h + torch.sigmoid(u_z) * candidate(u_h)
+
+    facts = Facts(
+        title="MinGRU",
+        slug="min_gru",
+        family="linear scan",
+        fidelity=("paper-faithful",),
+        summary="Minimal GRU of Feng et al. with gates that see the input only, so that it is linear "
+        "in its state: one scan solves it. States are positive.",
+        sources=(
+            replace(
+                PAPER,
+                equations="minGRU in its log-space form (appendix B): z = σ(W_z x), h̃ = g(W_h x), "
+                "h = (1 - z) h + z h̃, with g(x) = x + 0.5 for x ≥ 0 and σ(x) below",
+            ),
+            GRU_D,
+        ),
+        symbols=(
+            Symbol("x_t", "(B, d_in)", "input at step t"),
+            Symbol("h_t", "(B, d_h)", "state and output; not negative"),
+            Symbol("z_t", "(B, d_h)", "gate: weight of the candidate"),
+            Symbol("k_t", "(B, d_h)", "1 − z_t, computed as a sigmoid of its own"),
+            Symbol(r"\tilde{h}_t", "(B, d_h)", "candidate, g of an affine function of x_t"),
+            Symbol("g(x)", "scalar", "x + 1/2 for x ≥ 0, σ(x) below; continuous, above 0"),
+            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
+            *DECAY_SYMBOLS,
+        ),
+        deviations=(
+            Deviation(
+                "The scan runs on h, not on log h",
+                "all terms are positive, so nothing cancels; a cumulative sum of logarithms over "
+                "the whole sequence loses digits as it grows",
+                "none on the recurrence; more digits for long sequences",
+                "agreement",
+            ),
+            Deviation(
+                "The derivative of g at 0 is 1, that from the right",
+                "g has a kink there; the paper's logarithm of g has derivative 0 at it, because it "
+                "is written with a relu",
+                "a start g(h0_pre) that begins at h0_pre = 0 can be trained",
+                "gradients",
+            ),
+            EXACT_START,
+            DECAY,
+        ),
+        parallel_path="One affine scan over time, one number a channel: the Jacobian does not "
+        "contain the state, so one iteration is exact.",
+        numerics="States are sums of products of positive numbers: no cancellation at any length. "
+        "1 − z is a sigmoid of its own, so a gate near 1 leaves the old state with all its digits.",
+        notes=(
+            DECAY_NOTE,
+            "A reset restarts from the zero state, not from the default start of 1/2.",
+            "The paper's vanilla form has h̃ = W_h x without g; SignedMinGRU is nearer to it.",
+        ),
+    )

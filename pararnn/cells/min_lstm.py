@@ -1,0 +1,149 @@
+"""MinLSTM: a forget and an input gate that are normalised, linear in the state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..spec import Spec, positive, sigmoid, softplus
+from .facts import Deviation, Facts, Symbol
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .min_gru import EXACT_START, PositiveMixer, candidate
+from .mixer import decay_stage, faded
+
+
+@cache
+def min_lstm_spec(decay: str | None, log1p_delta: bool) -> Spec:
+    """Feng et al., arXiv:2410.01201: ``f/(f + i)`` and ``i/(f + i)`` as sigmoids of ``log f/i``."""
+    with Spec("MinLSTM" if decay is None else "MinLSTM[decay]") as s:
+        h = s.state("h", bounds=(0, float("inf")))
+        u_f, u_i, u_h = s.drives("u_f u_i u_h")
+        gamma = decay_stage(s, decay, log1p_delta)
+        q = s.let("q", softplus(-u_i) - softplus(-u_f))
+        f = s.let("f", sigmoid(q), latex="f'")
+        i = s.let("i", sigmoid(-q), latex="i'")
+        n = s.let("n", positive(u_h), latex=r"\tilde{h}")
+        s.next(h, faded(gamma, f) * h + i * n)
+    return s
+
+
+class MinLSTM(PositiveMixer):
+    """Minimal LSTM with normalised gates: ``h_t = f/(f+i) h_{t−1} + i/(f+i) g(W_h x_t + b_h)``.
+
+    Parameters
+    ----------
+    d_in, d_h
+        Input and output width; also by ``input_size`` and ``hidden_size``.
+    bias
+        Whether the three input heads have biases.
+    learnable_h0
+        Whether the start is ``g`` of a trained vector (at first 1/2, as without).
+    decay, decay_rate, log1p_delta
+        Time-aware decay; see :class:`~pararnn.cells.mixer.Mixer`.
+    device, dtype
+        As for :class:`torch.nn.Linear`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :class:`~pararnn.MinGRU`.
+
+    References
+    ----------
+    Feng et al., Were RNNs All We Needed?, arXiv:2410.01201.
+    """
+
+    def __init__(
+        self,
+        d_in: int | None = None,
+        d_h: int | None = None,
+        bias: bool = True,
+        *,
+        learnable_h0: bool = False,
+        decay: str | None = None,
+        decay_rate: float = 1.0,
+        log1p_delta: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            d_in,
+            d_h,
+            spec=min_lstm_spec(decay, log1p_delta),
+            bias=bias,
+            learnable_h0=learnable_h0,
+            decay=decay,
+            decay_rate=decay_rate,
+            log1p_delta=log1p_delta,
+            **kwargs,
+        )
+
+    def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
+        (u_f, u_i, u_h), gamma = self.apart(given)
+        # exp of the smaller of two logarithms minus the larger: nothing overflows or is 0/0.
+        log_f, log_i = torch.nn.functional.logsigmoid(u_f), torch.nn.functional.logsigmoid(u_i)
+        top = torch.logaddexp(log_f, log_i)
+        return torch.exp(log_f - top) * gamma * h + torch.exp(log_i - top) * candidate(u_h)
+
+    facts = Facts(
+        title="MinLSTM",
+        slug="min_lstm",
+        family="linear scan",
+        fidelity=("paper-faithful",),
+        summary="Minimal LSTM of Feng et al. with a forget and an input gate that see the input only "
+        "and are normalised to a sum of 1. States are positive.",
+        sources=(
+            replace(
+                PAPER,
+                equations="minLSTM with normalised gates in its log-space form (appendix B): "
+                "f = σ(W_f x), i = σ(W_i x), h̃ = g(W_h x), h = f/(f + i) h + i/(f + i) h̃",
+            ),
+            GRU_D,
+        ),
+        symbols=(
+            Symbol("x_t", "(B, d_in)", "input at step t"),
+            Symbol("h_t", "(B, d_h)", "state and output; not negative"),
+            Symbol("q_t", "(B, d_h)", "log f − log i of the paper's gates"),
+            Symbol("f'_t, i'_t", "(B, d_h)", "the normalised gates, f/(f + i) and i/(f + i)"),
+            Symbol(r"\tilde{h}_t", "(B, d_h)", "candidate, g of an affine function of x_t"),
+            Symbol("g(x)", "scalar", "x + 1/2 for x ≥ 0, σ(x) below; continuous, above 0"),
+            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
+            *DECAY_SYMBOLS,
+        ),
+        deviations=(
+            Deviation(
+                "f/(f + i) and i/(f + i) are written as σ(q) and σ(-q), with q = log f - log i from "
+                "two softplus",
+                "where both gates are closed, the quotient is 0/0 in floating point",
+                "none: the same numbers, right for all inputs",
+                "equation",
+            ),
+            Deviation(
+                "The scan runs on h, not on log h",
+                "all terms are positive, so nothing cancels; a cumulative sum of logarithms over "
+                "the whole sequence loses digits as it grows",
+                "none on the recurrence; more digits for long sequences",
+                "agreement",
+            ),
+            Deviation(
+                "The derivative of g at 0 is 1, that from the right",
+                "g has a kink there; the paper's logarithm of g has derivative 0 at it, because it "
+                "is written with a relu",
+                "a start g(h0_pre) that begins at h0_pre = 0 can be trained",
+                "gradients",
+            ),
+            EXACT_START,
+            DECAY,
+        ),
+        parallel_path="One affine scan over time, one number a channel: the Jacobian does not "
+        "contain the state, so one iteration is exact.",
+        numerics="States are sums of products of positive numbers: no cancellation at any length. "
+        "Both gates closed (−30 and −90, say) give the right quotient, e^60 to 1.",
+        notes=(
+            DECAY_NOTE,
+            "A reset restarts from the zero state, not from the default start of 1/2.",
+        ),
+    )

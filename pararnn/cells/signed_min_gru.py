@@ -1,0 +1,187 @@
+"""SignedMinGRU: a linear recurrence whose transitions have a sign, so that it can count modulo 2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..spec import Spec, sigmoid, tanh
+from .facts import Deviation, Facts, Source, Symbol
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .mixer import Mixer, decay_stage, faded
+
+
+@cache
+def signed_min_gru_spec(coupled: bool, decay: str | None, log1p_delta: bool) -> Spec:
+    """``h' = tanh(s) h + σ(z) v``; coupled: ``(1 − σ(z)) tanh(s)`` for the transition."""
+    kind = "coupled" if coupled else ""
+    label = ", ".join(filter(None, (kind, "decay" if decay else "")))
+    with Spec("SignedMinGRU" + (f"[{label}]" if label else "")) as s:
+        h = s.state("h")
+        u_z, v, u_s = s.drives("u_z v u_s")
+        gamma = decay_stage(s, decay, log1p_delta)
+        z = s.let("z", sigmoid(u_z))
+        if coupled:
+            k = s.let("k", sigmoid(-u_z))
+            a = s.let("a", k * tanh(u_s))
+        else:
+            a = s.let("a", tanh(u_s))
+        s.next(h, faded(gamma, a) * h + z * v)
+    return s
+
+
+class SignedMinGRU(Mixer):
+    """Minimal GRU with transitions in (−1, 1): ``h_t = tanh(W_s x_t) h_{t−1} + z_t (W_h x_t)``.
+
+    Parameters
+    ----------
+    d_in, d_h
+        Input and output width; also by ``input_size`` and ``hidden_size``.
+    bias
+        Whether the three input heads have biases.
+    learnable_h0
+        Whether the start is a trained vector, at first 0.
+    coupled
+        Whether the transition is ``(1 − z) tanh(W_s x)`` instead: the gate then also forgets. The
+        parameters are the same.
+    decay, decay_rate, log1p_delta
+        Time-aware decay; see :class:`~pararnn.cells.mixer.Mixer`.
+    device, dtype
+        As for :class:`torch.nn.Linear`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a width is missing or not positive, or an argument of the decay is none; in a call, if
+        there is a ``delta_t`` without a decay or a decay without one.
+
+    References
+    ----------
+    Feng et al., arXiv:2410.01201; Grazzi et al., arXiv:2411.12537.
+    """
+
+    def __init__(
+        self,
+        d_in: int | None = None,
+        d_h: int | None = None,
+        bias: bool = True,
+        *,
+        learnable_h0: bool = False,
+        coupled: bool = False,
+        decay: str | None = None,
+        decay_rate: float = 1.0,
+        log1p_delta: bool = False,
+        **kwargs: Any,
+    ):
+        self.coupled, self.learnable_h0 = coupled, learnable_h0
+        super().__init__(
+            d_in,
+            d_h,
+            spec=signed_min_gru_spec(coupled, decay, log1p_delta),
+            bias=bias,
+            decay=decay,
+            decay_rate=decay_rate,
+            log1p_delta=log1p_delta,
+            **kwargs,
+        )
+        self.starts_at_zero = not learnable_h0  # type: ignore[misc]
+        self.h0: nn.Parameter | None = None
+        if learnable_h0:
+            self.h0 = nn.Parameter(self.in_proj.weight.new_zeros(self.d_h))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if getattr(self, "h0", None) is not None:
+            nn.init.zeros_(self.h0)  # type: ignore[arg-type]
+
+    def init_state(self, *batch: int) -> Tensor:
+        """The zero state, or ``h0`` if that is learned."""
+        if self.h0 is None:
+            return super().init_state(*batch)
+        return self.h0.to(self.state_dtype).expand(*batch, -1)
+
+    def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
+        (u_z, v, u_s), gamma = self.apart(given)
+        turn = torch.tanh(u_s)
+        if self.coupled:
+            turn = torch.sigmoid(-u_z) * turn
+        return gamma * turn * h + torch.sigmoid(u_z) * v
+
+    def hyperparameters(self) -> dict[str, Any]:
+        own = {"learnable_h0": self.learnable_h0, "coupled": self.coupled}
+        return super().hyperparameters() | own
+
+    facts = Facts(
+        title="SignedMinGRU",
+        slug="signed_min_gru",
+        family="linear scan",
+        fidelity=("research-variant",),
+        summary="Minimal GRU whose transition is tanh of the input: it can turn the sign of the "
+        "state, which parity needs, and the gate weighs the input only.",
+        sources=(
+            replace(
+                PAPER,
+                equations="minGRU in its vanilla form, h = (1 - z) h + z h̃ with h̃ = W_h x: gate and "
+                "candidate are these, the transition is not",
+            ),
+            Source(
+                key="grazzi2025unlocking",
+                authors="Grazzi, Siems, Zela, Franke, Hutter, Pontil",
+                title="Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
+                venue="ICLR 2025",
+                year=2025,
+                arxiv="2411.12537",
+                equations="the theorem that a linear recurrence with transitions in [0, 1] cannot "
+                "solve parity at every length in finite precision, and one with [-1, 1] can",
+                bibtex="""@inproceedings{grazzi2025unlocking,
+  title     = {Unlocking State-Tracking in Linear {RNNs} Through Negative Eigenvalues},
+  author    = {Grazzi, Riccardo and Siems, Julien and Zela, Arber and Franke, J{\\"o}rg K. H. and Hutter, Frank and Pontil, Massimiliano},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2025},
+  eprint    = {2411.12537},
+  archivePrefix = {arXiv}
+}""",
+            ),
+            GRU_D,
+        ),
+        symbols=(
+            Symbol("x_t", "(B, d_in)", "input at step t"),
+            Symbol("h_t", "(B, d_h)", "state and output; zero at the start"),
+            Symbol("z_t", "(B, d_h)", "gate: weight of what the input adds"),
+            Symbol(
+                "k_t", "(B, d_h)", "1 − z_t, computed as a sigmoid of its own; coupled=True only"
+            ),
+            Symbol("a_t", "(B, d_h)", "transition, in (−1, 1)"),
+            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
+            *DECAY_SYMBOLS,
+        ),
+        deviations=(
+            Deviation(
+                "The transition is tanh(W_s x), a head of its own; with coupled=True it is "
+                "(1 - z) tanh(W_s x)",
+                "the paper's 1 - z lies in (0, 1): no sign, no parity. Coupled to the gate, a step "
+                "that reads its input also forgets its state",
+                "another recurrence with one more head; states have both signs",
+                "equation",
+            ),
+            Deviation(
+                "The candidate is W_h x without g, and there is no scan in log space",
+                "states have both signs",
+                "the paper's vanilla candidate",
+                "equation",
+            ),
+            DECAY,
+        ),
+        parallel_path="One affine scan over time, one number a channel: the Jacobian does not "
+        "contain the state, so one iteration is exact.",
+        numerics="|a| < 1, but a head can come as near to 1 as float32 has numbers: then errors of "
+        "all steps add up, as they do in any sum.",
+        notes=(
+            DECAY_NOTE,
+            "With coupled=True the parameters are the same as without, in number, order and shape.",
+        ),
+    )
