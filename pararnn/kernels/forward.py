@@ -116,6 +116,9 @@ def walk(
         size = "0.0"
         for i, k in self.product:
             size = f"tl.maximum({size}, largest(q{i}{k}, 1.0, lane))"
+        # The product of a linear recurrence stays what it was.
+        linear = self.spec.jac_structure == "linear"
+        product = [f"{self.j} = {self.entries('tl.where(met, j#, q#)')}"] * (not linear)
         return f'''
 @triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks", "once"]})
 def forward(
@@ -190,9 +193,9 @@ def correct(
         if tl.max(loose.to(tl.int32)) > 0:
 {indent([f"e{i} = tl.where(tl.abs(a{i}) < float('inf'), s{i} + a{i}, e{i})" for i in self.slots], 3)}
             {self.s} = {self.names("tl.where(loose, e#, s#)")}
-            {self.names("y")}, {self.entries("q#")}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac="True", meet="MEET")}
+            {self.names("y")}, {self.entries("q#")}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac=str(not linear), meet="MEET")}
             {self.names("x")} = {self.names("tl.where(met, x#, y#)")}
-            {self.j} = {self.entries("tl.where(met, j#, q#)")}
+{indent(product, 3)}
             if begin + L >= T:
 {indent(self.finished("x"), 4)}
         here = edges + (((k + 1) % 2) * chunks + chunk) * record + lanes

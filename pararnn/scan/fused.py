@@ -217,8 +217,8 @@ def _linear(
     return_state: bool,
 ) -> Result:
     def run(b: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:
-        flat = None if h0 is None else h0.reshape(a.shape[0], 1, -1)
-        drives = [x.reshape(*x.shape[:2], -1) for x in (a, b)]
+        flat = None if h0 is None else h0.unsqueeze(1).flatten(1).unsqueeze(1)
+        drives = [x.unsqueeze(2).flatten(2) for x in (a, b)]
         states, final = _run("1", drives, flat, resets, reverse)
         return states.reshape(a.shape), final.reshape(a.shape[0], *a.shape[2:])
 
