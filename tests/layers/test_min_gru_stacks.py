@@ -303,6 +303,34 @@ def test_mapped(mixer):
 
 
 @every_mixer
+def test_forward_mode(mixer):
+    """Tangents of input, state and gaps, by ``torch.func`` and by dual numbers."""
+    stack = make(mixer, "learnable", n_layers=1, free=True)
+    x, timed = inputs("learnable", length=6)
+    given = (x, stack.init_state(3)[0].detach().clone(), timed["delta_t"] + 0.1)
+    moves = [torch.randn_like(v, generator=torch.Generator().manual_seed(7)) for v in given]
+
+    def run(x, h, gaps):
+        return stack(x, [h], gaps)[0]
+
+    ahead, behind = (
+        run(*(v + s * m for v, m in zip(given, moves, strict=True))) for s in (1e-6, -1e-6)
+    )
+    want = (ahead - behind) / 2e-6
+    _, got = torch.func.jvp(run, given, tuple(moves))
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+    with torch.autograd.forward_ad.dual_level():
+        duals = [
+            torch.autograd.forward_ad.make_dual(v, m) for v, m in zip(given, moves, strict=True)
+        ]
+        got = torch.autograd.forward_ad.unpack_dual(run(*duals)).tangent
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+    jacobian = torch.func.jacfwd(lambda x: run(x, *given[1:]))(x)
+    _, of_x = torch.func.jvp(lambda x: run(x, *given[1:]), (x,), (moves[0],))
+    torch.testing.assert_close(torch.tensordot(jacobian, moves[0], 3), of_x, **EXACT)
+
+
+@every_mixer
 @pytest.mark.parametrize("decay", ["none", "learnable"])
 def test_autocast(mixer, decay):
     """Only products are rounded to bfloat16; states stay in float32."""
