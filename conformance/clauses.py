@@ -418,6 +418,20 @@ CLAUSES: tuple[Clause, ...] = (
         "Both kinds of decay, both functions of the gap, gaps from 0 to 1e300. Cells without such a "
         "decay: reported as skipped.",
     ),
+    Clause(
+        34,
+        "readout",
+        "What a layer passes on is read from its states",
+        "Where a Spec reads something from the new state, the output of a layer is that read-out of "
+        "the states of a plain loop, through the cell's output projection, in every way to run it; "
+        "also where the states in between are not computed. The same holds for gradients, after "
+        "resets, and for what a NaN reaches.",
+        "1e-13 for one read-out; outputs and the final state as C6, gradients as C8; what a NaN does "
+        "not reach: exact (bitwise)",
+        "The same numbers in another order, as C6 and C8.",
+        "The read-out against 50 digits of the Spec; the layer by every method, and step by step. "
+        "Other cells: reported as skipped.",
+    ),
 )
 
 BY_SLUG = {clause.slug: clause for clause in CLAUSES}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import pararnn
 from pararnn import NewtonConfig, Solution, Spec, sigmoid, tanh
+from pararnn.scan import delta as scan_delta
 from pararnn.solvers import engine
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
@@ -32,11 +33,12 @@ from .reference import loop, shifted, stepwise
 DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"
 LSTM, NLRU = "ParaLSTM", "ParaNLRU"
 SLSTM, CFC, TIMED = "ParaSLSTM[sigmoid]", "ParaCfC[published]", "ParaCfC[consistent]"
-LOG, SIGNED, ROTATION, GIVENS = (
+LOG, SIGNED, ROTATION, GIVENS, DELTA = (
     "MinGRU[plain]",
     "SignedMinGRU[decoupled]",
     "RotationMinGRU[snapped]",
     "GivensMinGRU",
+    "DeltaMinGRU[nh=1]",
 )
 Change = Callable[[nn.Module], None]
 
@@ -124,6 +126,40 @@ def nlru(variant: Callable[..., Tensor]) -> dict[str, Any]:
         return variant(h, log_a, torch.sigmoid(u_i), torch.tanh(u_n + w * h))
 
     return {"recurrence": recurrence}
+
+
+def delta(
+    key: Callable[[Tensor], Tensor] = lambda u: nn.functional.normalize(u, dim=-1),
+    size: float = 2.0,
+    order: int = 1,
+    late: bool = False,
+) -> dict[str, Any]:
+    """A recurrence with other keys, another largest step size, another order of the corrections, or
+    the decay after them."""
+
+    def recurrence(self, H, *given):
+        (_, *heads), gamma = self.apart(given)
+        gamma = gamma[..., None, None] if isinstance(gamma, Tensor) else gamma
+        H = H if late else gamma * H
+        n = self.nh
+        steps = list(zip(heads[:n], heads[n : 2 * n], heads[2 * n :], strict=True))
+        for u, v, logit in steps[::order]:
+            k = key(u)
+            error = v[..., None, :] - k[..., None, :] @ H
+            H = H + size * torch.sigmoid(logit)[..., None, None] * k[..., :, None] * error
+        return gamma * H if late else H
+
+    return {"recurrence": recurrence}
+
+
+def in_chunks(change: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """The chunked form with other arguments."""
+
+    def changed(self, drives, h0=None, **options):
+        given = {"drives": drives, "h0": h0} | options
+        return type(self).__mro__[1].through(self, **(given | change(given)))
+
+    return {"through": changed}
 
 
 def min_gru(variant: Callable[..., Tensor]) -> dict[str, Any]:
@@ -689,6 +725,24 @@ def mutants() -> Iterator[Mutant]:
                  api=asking(changing(h0=torch.zeros_like)))  # fmt: skip
     yield Mutant("off by one", "h_{t−1} returned for h_t", DIAG, ("agreement", "residual"),
                  api=solving(off_by_one))  # fmt: skip
+    yield Mutant("raw keys", "not divided by their norm", DELTA, ("equation", "readout"),
+                 delta(key=lambda u: u))  # fmt: skip
+    yield Mutant("no reflection", "β in (0, 1)", DELTA, ("equation", "readout"),
+                 delta(size=1.0))  # fmt: skip
+    yield Mutant("last correction first", "micro-steps in reverse", "DeltaMinGRU[nh=2]",
+                 ("equation", "readout"), delta(order=-1))  # fmt: skip
+    yield Mutant("late decay", "what is written fades, too", "DeltaMinGRU[decay]",
+                 ("decay", "equation"), delta(late=True))  # fmt: skip
+    yield Mutant("another read-out", "half the query", DELTA, ("readout",),
+                 {"reading": lambda self, H, q: (q[..., None, :] @ H).squeeze(-2) / 2})  # fmt: skip
+    yield Mutant("forgotten start", "chunks start from zero", DELTA, ("readout",),
+                 in_chunks(lambda given: {"h0": None}))  # fmt: skip
+    yield Mutant("resets of states only", "not of what is read", DELTA, ("readout",),
+                 in_chunks(lambda given: {"resets": None}))  # fmt: skip
+    yield Mutant("NaN in the chunk", "earlier tokens, too", DELTA, ("readout",),
+                 patch=replaced(scan_delta, "contained",
+                                lambda run, s, start, resets: run(s, start)))  # fmt: skip
+
     yield Mutant("chunk boundary", "a chunk starts one state early", HEAD,
                  ("agreement", "residual", "linear-solve"), api=solving(boundary))  # fmt: skip
     yield Mutant("stale carry", "chunk starts never corrected", DIAG, ("agreement", "residual"),

@@ -332,7 +332,43 @@ def givens(state: list, u: list, maps: list) -> list:
     return [[h[i][b] + _sigmoid(gates[i][b]) * values[i][b] for b in range(n)] for i in range(k)]
 
 
+def delta(h: list, u: list, maps: list, nh: int = 1) -> list:
+    """Yang et al., arXiv:2406.06484, section 2.2, head by head, with nh corrections a step (Siems
+    et al., arXiv:2502.10297); the drives in the order q, keys, values, logits, and Δt with a decay."""
+    heads, rows, columns = len(h), len(h[0]), len(h[0][0])
+    keys = heads * rows  # where the first key begins, behind the queries
+    values = keys + nh * heads * rows
+    logits = values + nh * heads * columns
+    out = []
+    for n in range(heads):
+        state = h[n]
+        if maps:
+            left = mpmath.exp(-mpmath.log(1 + mpmath.exp(maps[0][n])) * u[-1])
+            state = [[left * x for x in row] for row in state]
+        for j in range(nh):
+            at = j * heads + n
+            k = u[keys + at * rows : keys + (at + 1) * rows]
+            length = mpmath.sqrt(_dot(k, k))
+            k = [x / length for x in k]
+            v = u[values + at * columns : values + (at + 1) * columns]
+            beta = 2 * _sigmoid(u[logits + at])
+            old = [_dot(k, [state[i][c] for i in range(rows)]) for c in range(columns)]
+            state = [
+                [state[i][c] - beta * k[i] * old[c] + beta * k[i] * v[c] for c in range(columns)]
+                for i in range(rows)
+            ]
+        out.append(state)
+    return out
+
+
+def delta_product(h: list, u: list, maps: list) -> list:
+    return delta(h, u, maps, nh=2)
+
+
 EQUATIONS: dict[str, Callable[[list, list, list], list]] = {
+    "DeltaMinGRU[nh=1]": delta,
+    "DeltaMinGRU[nh=2]": delta_product,
+    "DeltaMinGRU[decay]": delta,
     "ParaGRU[diag]": gru_diag,
     "ParaGRU[head]": gru_head,
     "ParaLSTM": lstm,
@@ -352,6 +388,14 @@ EQUATIONS: dict[str, Callable[[list, list, list], list]] = {
     "GivensMinGRU": givens,
 }
 
+
+def corrected(h: Tensor, key: Tensor, v: Tensor, logit: Tensor) -> Tensor:
+    """One step of the delta rule on ``(B, heads, rows, columns)``."""
+    k = key / key.norm(dim=-1, keepdim=True)
+    error = v - torch.einsum("bhkv,bhk->bhv", h, k)
+    return h + torch.einsum("bh,bhk,bhv->bhkv", 2 * torch.sigmoid(logit), k, error)
+
+
 LIMITS: dict[str, Callable[[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]] = {
     "ParaCfC[published]": lambda h, u, r: (
         (torch.tanh(r[1] * h + u[1]) + torch.tanh(r[2] * h + u[2])) / 2
@@ -361,6 +405,7 @@ LIMITS: dict[str, Callable[[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], Ten
         torch.sigmoid(-u[0]) * h
         + torch.sigmoid(u[0]) * torch.where(u[1] >= 0, u[1] + 0.5, torch.sigmoid(u[1]))
     ),
+    "DeltaMinGRU[decay]": lambda h, u, r: corrected(h, *u[1:4]),
 }
 """What a step is when no time has passed, as the card says: of state, drives and weights."""
 

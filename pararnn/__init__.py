@@ -30,6 +30,7 @@ _HOMES = {
     "pararnn.cells": (
         "Cell",
         "CellEntry",
+        "DeltaMinGRU",
         "GivensMinGRU",
         "MinGRU",
         "MinLSTM",
@@ -82,6 +83,7 @@ __all__ = sorted([*_HOME_OF, "__version__"])
 if TYPE_CHECKING:
     from .cells import Cell as Cell
     from .cells import CellEntry as CellEntry
+    from .cells import DeltaMinGRU as DeltaMinGRU
     from .cells import GivensMinGRU as GivensMinGRU
     from .cells import MinGRU as MinGRU
     from .cells import MinLSTM as MinLSTM

@@ -17,6 +17,7 @@ MODULES = (
     "sequences",
     "gaps",
     "linear",
+    "readout",
     "robustness",
 )
 

@@ -82,7 +82,9 @@ def residual(ctx: Context) -> None:
                     previous = shifted(states, h0)
                     gap = misfit(cell, previous, x, states)
                     stretch = max(1.0, largest_jacobian(cell, previous, x))
-                    rounding = ROUNDINGS * UNIT_ROUNDOFF[dtype]
+                    # Rows of a matrix are added up, so small entries round like the largest.
+                    size = max(1.0, float(states.abs().max()))
+                    rounding = ROUNDINGS * UNIT_ROUNDOFF[dtype] * size
                     ctx.require(solution.converged, f"{label}, gain {gain}: got converged=False")
                     ctx.within(f"reported residual, {name(dtype)}", solution.residual, LIMIT[dtype])
                     ctx.within(

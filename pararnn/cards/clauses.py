@@ -40,6 +40,7 @@ NUMBERS = {
     "positivity": 31,
     "snap": 32,
     "decay": 33,
+    "readout": 34,
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from ..spec import Spec
-from ..spec.declarations import Elementwise
+from ..spec.declarations import Elementwise, Linear
 from ..spec.primitives import primitive_of
 
 HEADS = sympy.Symbol("heads", positive=True)
@@ -126,8 +126,11 @@ def _size(spec: Spec, axes: Iterable[str]) -> sympy.Expr:
     return sympy.Mul(*[axis_symbol(spec, a) for a in axes])
 
 
-def _map_work(spec: Spec, structure: str) -> sympy.Expr:
-    """Multiplications of one application of a recurrent map to one state."""
+def _map_work(spec: Spec, stage: Linear) -> sympy.Expr:
+    """Multiplications of one application of a recurrent map to one state, or in a sum of products
+    over an axis."""
+    if stage.map.structure == "contract":
+        return _size(spec, spec.axes_of(stage.operand))
     state = _size(spec, spec.axes)
     last = axis_symbol(spec, spec.axes[-1])
     return {
@@ -135,8 +138,7 @@ def _map_work(spec: Spec, structure: str) -> sympy.Expr:
         "head": state * last / HEADS,
         "dense": state * last,
         "right": state * last,
-        "contract": sympy.Integer(0),  # sums, whose products count as elementwise
-    }[structure]
+    }[stage.map.structure]
 
 
 def costs(spec: Spec) -> tuple[Cost, ...]:
@@ -156,8 +158,8 @@ def costs(spec: Spec) -> tuple[Cost, ...]:
         ),
         sympy.Integer(0),
     )
-    maps = sum((_map_work(spec, st.map.structure) for st in fz.linear), sympy.Integer(0))
-    carried = sum((_map_work(spec, st.map.structure) for st in fz.carrying), sympy.Integer(0))
+    maps = sum((_map_work(spec, st) for st in fz.linear), sympy.Integer(0))
+    carried = sum((_map_work(spec, st) for st in fz.carrying), sympy.Integer(0))
     coefficients = sum(
         (_size(spec, spec.axes_of(c)) for c in fz.coefficients[: fz.n_state]),
         sympy.Integer(0),

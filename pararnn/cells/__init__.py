@@ -1,6 +1,7 @@
 """One file a cell: its Spec, its module with the hand-written step, and its card's facts."""
 
 from .cell import Cell
+from .delta_min_gru import DeltaMinGRU
 from .facts import Deviation, Facts, Source, Symbol
 from .givens_min_gru import GivensMinGRU
 from .min_gru import MinGRU
@@ -19,6 +20,7 @@ from .signed_min_gru import SignedMinGRU
 __all__ = [
     "Cell",
     "CellEntry",
+    "DeltaMinGRU",
     "Deviation",
     "Facts",
     "GivensMinGRU",

@@ -265,14 +265,21 @@ class Mixer(Cell):
         TypeError, ValueError
             If an argument does not fit.
         """
+        start, gaps = self.given(x, h_0, delta_t)
+        y, final = self._run(x, start, gaps)
+        return (y, self.flat(final).unsqueeze(1)) if return_state else y
+
+    def given(
+        self, x: Tensor, h_0: Tensor | None, delta_t: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Start and time gaps of a call as :func:`~pararnn.solve` takes them, after all checks of
+        :meth:`forward`."""
         if not isinstance(x, Tensor) or x.ndim != 3:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x: got {got}, expected shape (B, T, d_in).")
         batch, length = x.shape[:2]
         gaps = self._gaps(delta_t, (batch, length))
-        start = None if h_0 is None else self._start("h_0", h_0, batch)
-        y, final = self._run(x, start, gaps)
-        return (y, self.flat(final).unsqueeze(1)) if return_state else y
+        return None if h_0 is None else self._start("h_0", h_0, batch), gaps
 
     def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output ``(B, T, d_h)`` and final state of a checked call; no start is the default one."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .cell import Cell
+from .delta_min_gru import DeltaMinGRU
 from .facts import Facts
 from .givens_min_gru import GivensMinGRU
 from .min_gru import MinGRU
@@ -30,6 +32,11 @@ class CellEntry:
     facts: Facts
     fidelity: tuple[str, ...]
     factory: Callable[..., Cell]
+
+
+def _delta(d_in: int, width: int, **settings: Any) -> DeltaMinGRU:
+    """Two heads whose states have ``width`` rows and one column more."""
+    return DeltaMinGRU(d_in, 2 * width, **{"n_heads": 2, "d_k": width, "d_v": width + 1} | settings)
 
 
 CELLS: dict[str, CellEntry] = {
@@ -161,6 +168,27 @@ CELLS: dict[str, CellEntry] = {
             lambda d_in=5, width=2, block_size=4, rounds=3, **kw: GivensMinGRU(
                 d_in, block_size * width, block_size=block_size, rounds=rounds, **kw
             ),
+        ),
+        CellEntry(
+            "DeltaMinGRU[nh=1]",
+            "delta_min_gru",
+            DeltaMinGRU.facts,
+            DeltaMinGRU.facts.fidelity,
+            lambda d_in=5, width=3, **kw: _delta(d_in, width, **kw),
+        ),
+        CellEntry(
+            "DeltaMinGRU[nh=2]",
+            "delta_min_gru",
+            DeltaMinGRU.facts,
+            DeltaMinGRU.facts.fidelity,
+            lambda d_in=5, width=3, **kw: _delta(d_in, width, **{"nh": 2} | kw),
+        ),
+        CellEntry(
+            "DeltaMinGRU[decay]",
+            "delta_min_gru",
+            DeltaMinGRU.facts,
+            DeltaMinGRU.facts.fidelity,
+            lambda d_in=5, width=3, **kw: _delta(d_in, width, **{"decay": "learnable"} | kw),
         ),
     )
 }

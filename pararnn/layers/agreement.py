@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..cells import Mixer
 from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.certificate import certify
 from ..solvers.sequential import sequential_states
 from ..solvers.task import Task, prepare
+from .min_gru import MinGRUBlock, MinGRUStack
 from .para_rnn import ParaRNN, takes_gaps
 
 BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -107,8 +109,9 @@ def verify_agreement(
     Parameters
     ----------
     module
-        A :class:`~pararnn.ParaRNN`, a cell, or any model that contains ParaRNN layers: it is run
-        once on ``x`` and each of them is checked on the input that it then receives.
+        A cell, a :class:`~pararnn.ParaRNN`, or any model that contains ParaRNN layers or mixers, as
+        :class:`~pararnn.MinGRUStack` does: it is run once on ``x`` and each of them is checked on
+        the input that it then receives.
     x
         Input of the module; for a cell, ``(B, T, d_in)``.
     config
@@ -125,9 +128,9 @@ def verify_agreement(
     Raises
     ------
     TypeError
-        If the module is no cell and contains no ParaRNN.
+        If the module is no cell and contains no ParaRNN and no mixer.
     ValueError
-        If no ParaRNN inside the module ran on ``x``.
+        If none of them ran on ``x``.
     """
     with torch.no_grad():
         calls = _calls(module, x, config, h0, dt)
@@ -169,20 +172,26 @@ def _calls(
 ) -> list[_Call]:
     if hasattr(module, "step") and hasattr(module, "state_shape"):
         return [_Call("cell", module, x, h0, None, dt, "auto", config)]
-    found = [(name, m) for name, m in module.named_modules() if isinstance(m, ParaRNN)]
+    found = [(name, m) for name, m in module.named_modules() if isinstance(m, ParaRNN | Mixer)]
     if not found:
         raise TypeError(
             f"module: got {type(module).__name__}, expected a cell, a ParaRNN, or a model that "
-            "contains ParaRNN layers."
+            "contains ParaRNN layers or mixers."
         )
     calls: list[_Call] = []
     modes = [(m, m.training) for m in module.modules()]
     handles = [
-        rnn.register_forward_pre_hook(_recorder(calls, name, config), with_kwargs=True)
-        for name, rnn in found
+        layer.register_forward_pre_hook(
+            _recorder(calls, name, config)
+            if isinstance(layer, ParaRNN)
+            else _mixer_recorder(calls, name, config),
+            with_kwargs=True,
+        )
+        for name, layer in found
     ]
     module.eval()
-    given = {} if dt is None else {"dt": dt}
+    argument = "delta_t" if isinstance(module, MinGRUBlock | MinGRUStack) else "dt"
+    given = {} if dt is None else {argument: dt}
     try:
         if isinstance(module, ParaRNN):
             module(x, h0, **given)
@@ -195,8 +204,8 @@ def _calls(
             m.training = training
     if not calls:
         raise ValueError(
-            f"module: none of the ParaRNN layers of {type(module).__name__} ran on this input, so "
-            "there is nothing to compare."
+            f"module: none of the recurrent layers of {type(module).__name__} ran on this input, "
+            "so there is nothing to compare."
         )
     return calls
 
@@ -229,6 +238,19 @@ def _recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any
             )
             calls.append(call)
             inner = call.solution().output
+
+    return hook
+
+
+def _mixer_recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any:
+    """A hook that notes what a mixer is run on."""
+
+    def hook(mixer: Mixer, args: tuple, kwargs: dict) -> None:
+        given = {"h_0": None, "delta_t": None} | kwargs
+        given |= dict(zip(("x", "h_0", "delta_t"), args, strict=False))
+        x = given["x"]
+        start, gaps = mixer.given(x, given["h_0"], given["delta_t"])
+        calls.append(_Call(name, mixer, x, start, None, gaps, "auto", config))
 
     return hook
 

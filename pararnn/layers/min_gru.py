@@ -73,7 +73,7 @@ class MinGRUBlock(nn.Module):
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.d_model = d_model
         self.norm1 = nn.LayerNorm(d_model, **where)
-        self.mixer: Any = chosen.build(d_model, settings, **where)
+        self.mixer = chosen.build(d_model, settings, **where)
         self.drop = nn.Dropout(dropout)
         self.norm2 = self.mlp = None
         if mlp_expansion:
@@ -338,7 +338,7 @@ def _probability(dropout: float) -> None:
 def _can_learn_start(wanted: bool, mixers: Sequence[MixerEntry]) -> None:
     if wanted and not any(m.learnable_h0 or m.learns_start for m in mixers):
         raise ValueError(
-            f"learnable_h0: got True, but {mixers[0].cell} starts from a fixed state; leave it out."
+            f"learnable_h0: got True, but {mixers[0].cell.__name__} starts from a fixed state; leave it out."
         )
 
 

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
-from .. import cells
+from ..cells import (
+    DeltaMinGRU,
+    GivensMinGRU,
+    MinGRU,
+    MinLSTM,
+    Mixer,
+    RotationMinGRU,
+    SignedMinGRU,
+)
 
 DECAY_KEYS = ("decay", "decay_rate", "log1p_delta")
 
@@ -19,8 +25,8 @@ class MixerEntry:
 
     Attributes
     ----------
-    cell : str
-        Class in :mod:`pararnn.cells`.
+    cell : type
+        The class.
     learnable_h0 : bool
         Whether the class takes ``learnable_h0``.
     learns_start : bool
@@ -30,7 +36,7 @@ class MixerEntry:
         the rounding straight through; what they miss is multiplied in a stack of several.
     """
 
-    cell: str
+    cell: type[Mixer]
     learnable_h0: bool = False
     learns_start: bool = False
     grid: str | None = None
@@ -39,18 +45,18 @@ class MixerEntry:
         """Whether it rounds its transitions, with these arguments."""
         return self.grid is not None and settings.get(self.grid, True) is not None
 
-    def build(self, width: int, settings: Mapping[str, Any], **common: Any) -> nn.Module:
+    def build(self, width: int, settings: Mapping[str, Any], **common: Any) -> Mixer:
         """A new one from ``width`` to ``width``."""
-        return getattr(cells, self.cell)(width, width, **{**common, **settings})
+        return self.cell(width, width, **{**common, **settings})
 
 
 MIXERS: dict[str, MixerEntry] = {
-    "log": MixerEntry("MinGRU", learnable_h0=True),
-    "signed": MixerEntry("SignedMinGRU", learnable_h0=True),
-    "rotation": MixerEntry("RotationMinGRU", learns_start=True, grid="snap"),
-    "givens": MixerEntry("GivensMinGRU", learns_start=True),
-    "delta": MixerEntry("DeltaMinGRU"),
-    "lstm": MixerEntry("MinLSTM", learnable_h0=True),
+    "log": MixerEntry(MinGRU, learnable_h0=True),
+    "signed": MixerEntry(SignedMinGRU, learnable_h0=True),
+    "rotation": MixerEntry(RotationMinGRU, learns_start=True, grid="snap"),
+    "givens": MixerEntry(GivensMinGRU, learns_start=True),
+    "delta": MixerEntry(DeltaMinGRU),
+    "lstm": MixerEntry(MinLSTM, learnable_h0=True),
 }
 
 

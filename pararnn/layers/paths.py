@@ -12,6 +12,7 @@ from .._checks import state_dtype
 from ..solvers import NewtonConfig
 from ..solvers.api import choice
 from ..solvers.task import Task, has_spec
+from .min_gru import MinGRUBlock, MinGRUStack
 from .para_rnn import ParaRNN, takes_gaps
 
 
@@ -49,7 +50,8 @@ def explain(
     Parameters
     ----------
     module
-        A :class:`~pararnn.ParaRNN`, or a cell.
+        A :class:`~pararnn.ParaRNN`, a :class:`~pararnn.MinGRUBlock` or
+        :class:`~pararnn.MinGRUStack`, or a cell.
     x
         Input ``(B, T, d_in)`` (time first, if that is how the layer takes it): only its shape,
         dtype and device matter.
@@ -59,7 +61,7 @@ def explain(
     Raises
     ------
     TypeError
-        If the module is neither, or the input no tensor.
+        If the module is none of these, or the input no tensor.
     ValueError
         If the input does not have three dimensions.
     """
@@ -67,16 +69,23 @@ def explain(
         raise TypeError(f"x: got {type(x).__name__}, expected a tensor of shape (B, T, d_in).")
     if x.ndim != 3:
         raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, T, d_in).")
+    cells: list[Any]
     if isinstance(module, ParaRNN):
         cells = list(module.cells)
         config = config or module.config
         method = method or module.solver
         if not module.batch_first:
             x = x.transpose(0, 1)
+    elif isinstance(module, MinGRUStack):
+        cells = [block.mixer for block in module.blocks.children()]
+    elif isinstance(module, MinGRUBlock):
+        cells = [module.mixer]
     elif hasattr(module, "step") and hasattr(module, "state_shape"):
         cells = [module]
     else:
-        raise TypeError(f"module: got {type(module).__name__}, expected a ParaRNN or a cell.")
+        raise TypeError(
+            f"module: got {type(module).__name__}, expected a ParaRNN, a MinGRUStack or a cell."
+        )
     return Explanation(
         tuple(_path(c, x, config or NewtonConfig(), method or "auto") for c in cells)
     )

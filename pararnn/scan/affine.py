@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._checks import readable
 from .algebra import Algebra, Diagonal
 
 DIRECT = 32  # at most this many steps are walked directly, without chunks
@@ -124,11 +125,8 @@ def _wide(op: Tensor, b: Tensor, algebra: Algebra) -> bool:
 
 
 def _representable(product: Tensor, algebra: Algebra) -> bool:
-    """Whether the products of all chunks are finite. Not asked where it means waiting for the
-    device, or where the values are not there yet."""
-    if product.device.type != "cpu" or torch.compiler.is_compiling():
-        return True
-    return algebra.finite(product)
+    """Whether the products of all chunks are finite. Not asked where they cannot be looked at."""
+    return not readable(product) or algebra.finite(product)
 
 
 def _chunk_starts(

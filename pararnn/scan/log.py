@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._checks import readable
 from .autograd import scan
 from .backend import pick
 from .inputs import common_dtype, cut_log, one_device, reset_mask, tensor
@@ -108,10 +109,8 @@ def parallel_scan_log(
 
 def _cannot_grow(coeffs: Tensor, values: Tensor) -> bool:
     """Whether linear space is wide enough: no coefficient is above 1 and no value is huge. Not
-    asked where it means waiting for the device, or where the values are not there yet."""
-    if coeffs.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    if torch._C._are_functorch_transforms_active() or not coeffs.numel():
+    asked where the numbers cannot be looked at."""
+    if not (readable(coeffs) and readable(values)) or not coeffs.numel():
         return False
     with torch.no_grad():
         return bool(coeffs.amax() <= 0) and bool(values.amax() <= LARGEST)

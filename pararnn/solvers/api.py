@@ -21,7 +21,7 @@ from .config import (
 )
 from .cost import chunk_length
 from .engine import Outcome, Plan, run
-from .fused import refusal, settings, solve_fused
+from .fused import FORWARD_MODE, refusal, settings, solve_fused
 from .implicit import Problem, Solve, linearized
 from .linear import scannable
 from .operators import planned
@@ -234,6 +234,13 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
     length, reason = _asked_length(total, config, method)
     asked = length is not None
     refused = refusal(task, config, method)
+    if (
+        _free(config, method)
+        and task.has_tangents
+        and not (layer and hasattr(task.cell, "through"))
+    ):
+        reason = f"{FORWARD_MODE}: loop over the hand-written step"
+        return Choice("eager", "sequential", total, min(total, 1), 0, reason, asked, True)
     if refused is not None and config.backend != "fused" and _one_scan(task, config, method, layer):
         reason = "linear in its state: one exact scan"
         reason += "" if task.u.device.type == "cpu" else f"; not fused: {refused}"
@@ -269,10 +276,14 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
     return Choice(path, label, length, chunks, warmup, reason, asked, loop)
 
 
+def _free(config: NewtonConfig, method: str) -> bool:
+    """Whether neither method nor chunks nor iterations are asked for."""
+    return method == "auto" and config.chunk_length is None and config.max_iters is None
+
+
 def _one_scan(task: Task, config: NewtonConfig, method: str, layer: bool) -> bool:
     """Whether nothing speaks against solving a linear recurrence by one scan."""
-    free = config.chunk_length is None and config.max_iters is None
-    free = free and method == "auto" and config.jacobian in ("auto", "exact")
+    free = _free(config, method) and config.jacobian in ("auto", "exact")
     if not (free and has_spec(task.cell)):
         return False
     return scannable(task.cell.spec) or (layer and hasattr(task.cell, "through"))

@@ -29,6 +29,9 @@ def unfit(cell: Any, device: torch.device, backend: str) -> str | None:
     return kernels.missing(device)
 
 
+FORWARD_MODE = "forward-mode derivatives"
+
+
 def refusal(task: Task, config: NewtonConfig, method: str) -> str | None:
     """Why a solve takes the eager path; None if the kernels take it."""
     if config.backend == "eager":
@@ -43,6 +46,8 @@ def refusal(task: Task, config: NewtonConfig, method: str) -> str | None:
         return f"asked for: on_divergence={config.on_divergence!r}, which the host must watch"
     if config.jacobian in ("quasi", "none"):
         return f"asked for: jacobian={config.jacobian!r}, and the kernels carry exact Jacobians"
+    if task.has_tangents:
+        return FORWARD_MODE
     return unfit(task.cell, task.u.device, config.backend)
 
 

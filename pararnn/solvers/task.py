@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _checks as checks
 from .dynamics import SpecDynamics, pack
@@ -57,6 +58,17 @@ class Task:
     def inputs(self) -> Tensor:
         """What the eager solver reads at every step: ``u``, with time gaps as one more column."""
         return self.u if self.dt is None else pack(self.u, self.dt)
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether an argument has a tangent: forward-mode derivatives, as of ``torch.func.jvp``.
+
+        An operator without a rule for them would drop them, and not always with an error.
+        """
+        if torch.compiler.is_compiling():
+            return False
+        given = (self.u, self.start, self.dt, *self.params)
+        return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in given)
 
     def make(self, params: tuple[Tensor, ...]) -> Dynamics:
         """The recurrence with the given recurrent parameters."""

@@ -47,12 +47,11 @@ class Fading(nn.Module):
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
     entries = {
-        "log": MixerEntry("Fading", learnable_h0=True),
-        "signed": MixerEntry("Fading", learnable_h0=True),
-        "rotation": MixerEntry("Fading", learns_start=True, grid="rate"),
-        "delta": MixerEntry("Fading"),
+        "log": MixerEntry(Fading, learnable_h0=True),
+        "signed": MixerEntry(Fading, learnable_h0=True),
+        "rotation": MixerEntry(Fading, learns_start=True, grid="rate"),
+        "delta": MixerEntry(Fading),
     }
-    monkeypatch.setattr(mixers.cells, "Fading", Fading, raising=False)
     monkeypatch.setattr(min_gru, "takes_gaps", lambda mixer: mixer.decay is not None)
     for module in (mixers, min_gru):
         monkeypatch.setattr(module, "MIXERS", entries)

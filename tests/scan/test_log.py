@@ -128,6 +128,7 @@ def test_range():
     c = torch.tensor([0.0, -1000.0, 1000.0, -1000.0]).reshape(1, -1, 1)
     v = torch.tensor([1000.0, -INF, -INF, -INF, -INF]).reshape(1, -1, 1)
     assert parallel_scan_log(c, v).flatten().tolist() == [INF, 1.0, INF, 1.0]
+    assert parallel_scan_log(c[:, :2], v[:, :3]).flatten().tolist() == [INF, 1.0]
     assert parallel_scan_log(-c, -v.abs()).flatten().tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
@@ -147,6 +148,8 @@ def test_zero_states_stay_zero(path):
     c = torch.full((1, 50, 2), -0.5)
     v = torch.full((1, 51, 2), -INF)
     assert torch.equal(parallel_scan_log(c, v), torch.zeros(1, 50, 2))
+    grown = parallel_scan_log(torch.full((1, 50, 2), 400.0), v[:, 1:], torch.zeros(1, 2))
+    assert torch.equal(grown, torch.zeros(1, 50, 2))
     v[:, 30] = -2000.0  # nothing that the dtype can represent
     v[:, 40] = 0.0
     got = parallel_scan_log(c, v)

@@ -72,7 +72,7 @@ def test_a_run_by_hand(seed):
         adam.zero_grad()
         loss.backward()
         adam.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert [c.step for c in result.checks] == [2, 4, 6]
     torch.testing.assert_close([c.loss for c in result.checks], losses[1::2], rtol=1e-5, atol=0)
     assert result.parameters == sum(w.numel() for w in weights)

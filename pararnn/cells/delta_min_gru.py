@@ -1,0 +1,364 @@
+"""DeltaMinGRU: a matrix state that is written by the delta rule, once or several times a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .. import _checks as checks
+from ..scan import delta_scan
+from ..spec import Spec, maximum, sigmoid
+from .facts import Deviation, Facts, Source, Symbol
+from .feng import DECAY, GRU_D, PAPER
+from .mixer import Mixer, decay_stage
+
+EPSILON = 1e-12
+"""Keys are divided by their norm, or by this if it is smaller: the Spec has its square."""
+
+
+@cache
+def delta_min_gru_spec(nh: int, decay: str | None, log1p_delta: bool) -> Spec:
+    """``H ← H + β k (v − Hᵀk)ᵀ`` with unit keys, ``nh`` times a step, and the read-out ``Hᵀq``."""
+    label = ", ".join(filter(None, (f"nh={nh}", "decay" if decay else "")))
+    counts = [""] if nh == 1 else [str(j + 1) for j in range(nh)]
+    vector, scalar = {"inline": False}, ("heads",)
+    axes = ("heads", "K", "V")
+    with Spec(f"DeltaMinGRU[{label}]", axes=axes, parallel=("heads",)) as s:
+        H = s.state("H")
+        (q,) = s.drives("q", axes=("heads", "K"), **vector)
+        keys = s.drives([f"u_k{i}" for i in counts], axes=("heads", "K"), **vector)
+        values = s.drives([f"v_{i}" if i else "v" for i in counts], axes=("heads", "V"), **vector)
+        logits = s.drives([f"u_b{i}" for i in counts], axes=scalar)
+        gamma = decay_stage(s, decay, log1p_delta, axes=scalar)
+        state = H if gamma == 1 else s.let("S_0", gamma * H)
+        for i, u, v, logit in zip(counts, keys, values, logits, strict=True):
+            sub = f"_{i}" if i else ""
+            square = s.contract(f"n{sub}", u * u, over="K")
+            k = s.let(f"k{sub}", u / sympy.sqrt(maximum(square, sympy.Integer(10) ** -24)))
+            beta = s.let(f"beta{sub}", 2 * sigmoid(logit))
+            read = s.contract(f"p{sub}", k * state, over="K")
+            written = state + beta * k * (v - read)
+            if i == counts[-1]:
+                s.next(H, written)
+            else:
+                state = s.let(f"S{sub}", written)
+        s.read("o", q * s.updated(H), over="K")
+    return s
+
+
+class DeltaMinGRU(Mixer):
+    """Heads with a matrix state, corrected at every step towards ``Hᵀk = v``.
+
+    For every head, ``nh`` times a step: ``H ← H − β k (kᵀH) + β k vᵀ`` with a unit key ``k`` and
+    ``β = 2σ(·)`` in (0, 2); then ``y = W_o [Hᵀq of all heads] + b_o``. With a decay, ``H ← γ H``
+    comes first, once a step.
+
+    Parameters
+    ----------
+    d_in, d_h
+        Input and output width; also by ``input_size`` and ``hidden_size``.
+    bias
+        Whether the input heads and the output projection have biases.
+    n_heads, d_k, d_v
+        Number of heads, and rows and columns of the state of each: ``d_h / n_heads`` rows if not
+        given, and as many columns as rows.
+    nh
+        Micro-steps a step: each has a key, a value and a ``β`` of its own.
+    chunk_size
+        Most steps whose writes are put together into one solve; the result does not depend on it.
+    decay, decay_rate, log1p_delta
+        Time-aware decay, with one rate a head; see :class:`~pararnn.cells.mixer.Mixer`.
+    device, dtype
+        As for :class:`torch.nn.Linear`.
+
+    Attributes
+    ----------
+    out_proj : torch.nn.Linear
+        ``n_heads * d_v → d_h``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is missing or not a positive integer, if ``d_k`` is not given and ``n_heads``
+        does not divide ``d_h``, or if an argument of the decay is none; in a call, if there is a
+        ``delta_t`` without a decay or a decay without one, or a state has not the shape
+        ``(B, 1, n_heads * d_k * d_v)`` or ``(B, n_heads * d_k * d_v)``.
+
+    References
+    ----------
+    Schlag et al., arXiv:2102.11174; Yang et al., arXiv:2406.06484; Siems et al., arXiv:2502.10297.
+    """
+
+    def __init__(
+        self,
+        d_in: int | None = None,
+        d_h: int | None = None,
+        bias: bool = True,
+        *,
+        n_heads: int = 4,
+        nh: int = 1,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        chunk_size: int = 64,
+        decay: str | None = None,
+        decay_rate: float = 1.0,
+        log1p_delta: bool = False,
+        hidden_size: int | None = None,
+        **kwargs: Any,
+    ):
+        width = checks.either("d_h", d_h, "hidden_size", hidden_size)
+        self.n_heads = checks.positive("n_heads", n_heads)
+        self.nh = checks.positive("nh", nh)
+        self.chunk_size = checks.positive("chunk_size", chunk_size)
+        if d_k is None and width % n_heads:
+            raise ValueError(
+                f"n_heads: got {n_heads} heads for d_h={width}, expected a divisor of d_h; choose "
+                "another, or give d_k."
+            )
+        self.d_k = width // n_heads if d_k is None else checks.positive("d_k", d_k)
+        self.d_v = self.d_k if d_v is None else checks.positive("d_v", d_v)
+        super().__init__(
+            d_in,
+            spec=delta_min_gru_spec(nh, decay, log1p_delta),
+            sizes={"heads": n_heads, "K": self.d_k, "V": self.d_v},
+            bias=bias,
+            decay=decay,
+            decay_rate=decay_rate,
+            log1p_delta=log1p_delta,
+            **kwargs,
+        )
+        self.d_h = self.hidden_size = width
+        weight = self.in_proj.weight
+        self.out_proj = nn.Linear(
+            n_heads * self.d_v, width, bias=bias, device=weight.device, dtype=weight.dtype
+        )
+
+    def reset_parameters(self) -> None:
+        """The input heads and the output projection each as a fresh :class:`torch.nn.Linear`."""
+        super().reset_parameters()
+        if hasattr(self, "out_proj"):
+            self.out_proj.reset_parameters()
+
+    def hyperparameters(self) -> dict[str, Any]:
+        own = ("n_heads", "nh", "d_k", "d_v", "chunk_size")
+        return super().hyperparameters() | {name: getattr(self, name) for name in own}
+
+    # -- computing -----------------------------------------------------------------------------
+
+    def recurrence(self, H: Tensor, *given: Tensor) -> Tensor:
+        (_, *heads), gamma = self.apart(given)
+        if isinstance(gamma, Tensor):
+            H = gamma[..., None, None] * H
+        n = self.nh
+        for u, v, logit in zip(heads[:n], heads[n : 2 * n], heads[2 * n :], strict=True):
+            k = functional.normalize(u, dim=-1, eps=EPSILON)
+            beta = 2 * torch.sigmoid(logit)[..., None, None]
+            error = v[..., None, :] - k[..., None, :] @ H
+            H = H + beta * k[..., :, None] * error
+        return H
+
+    def reading(self, H: Tensor, q: Tensor) -> Tensor:
+        """What every head reads, ``Hᵀq``: ``(..., n_heads, d_v)``."""
+        return (q[..., None, :] @ H).squeeze(-2)
+
+    def output(
+        self, states: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None
+    ) -> Tensor:
+        """``W_o [Hᵀq] + b_o`` of states ``(..., n_heads, d_k, d_v)``, shape ``(..., d_h)``."""
+        width = self.n_heads * self.d_k
+        if drives is None:
+            given = checks.trailing("x", checks.floating("x", x), (self.d_in,))
+            bias = None if self.in_proj.bias is None else self.in_proj.bias[:width]
+            q = functional.linear(given, self.in_proj.weight[:width], bias)
+        else:
+            q = drives[..., :width]
+        q = q.unflatten(-1, (self.n_heads, self.d_k))
+        with checks.full_precision(q.device):
+            read = self.reading(states.to(self.state_dtype), q.to(self.state_dtype))
+        return self.out_proj(read.flatten(-2).to(q.dtype))
+
+    def through(
+        self,
+        drives: Tensor,
+        h0: Tensor | None = None,
+        *,
+        resets: Tensor | None = None,
+        dt: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Output ``(B, T, d_h)`` and final state of a sequence, without the states in between.
+
+        ``drives`` are packed, ``(B, T, C)``, and time gaps ``(B, T)``, as for
+        :func:`~pararnn.solve`.
+        """
+        keys, values = self.n_heads * self.d_k, self.n_heads * self.d_v
+        q, u, v, logits = drives.split(
+            (keys, self.nh * keys, self.nh * values, self.nh * self.n_heads), -1
+        )
+        q = q.unflatten(-1, (self.n_heads, self.d_k))
+        v = v.unflatten(-1, (self.nh, self.n_heads, self.d_v))
+        with checks.full_precision(drives.device):
+            u = u.unflatten(-1, (self.nh, self.n_heads, self.d_k)).to(self.state_dtype)
+            k = functional.normalize(u, dim=-1, eps=EPSILON)
+            logits = logits.unflatten(-1, (self.nh, self.n_heads)).to(self.state_dtype)
+            gamma = None
+            if dt is not None:
+                params = (p.to(self.state_dtype) for p in self.recurrent_params())
+                _, decayed = self.apart((*self.split(drives), dt.to(self.state_dtype), *params))
+                gamma = torch.as_tensor(decayed).expand(*dt.shape, self.n_heads)
+            y, final = delta_scan(
+                q,
+                k,
+                v,
+                2 * torch.sigmoid(logits),
+                h0,
+                gamma=gamma,
+                resets=resets,
+                chunk_size=self.chunk_size,
+            )
+        return self.out_proj(y.flatten(-2)), final
+
+    def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.through(self.drives(x), start, dt=gaps)
+
+    def _read(self, h: Tensor, x_t: Tensor) -> Tensor:
+        return self.output(h, x_t)
+
+    facts = Facts(
+        title="DeltaMinGRU",
+        slug="delta_min_gru",
+        family="linear scan",
+        fidelity=("research-variant", "paper-core"),
+        summary="Heads with a matrix state that the delta rule corrects, once or nh times a step: "
+        "the recurrence of DeltaNet and DeltaProduct, as a mixer like those of the minimal GRUs.",
+        sources=(
+            Source(
+                key="schlag2021linear",
+                authors="Schlag, Irie, Schmidhuber",
+                title="Linear Transformers Are Secretly Fast Weight Programmers",
+                venue="ICML 2021",
+                year=2021,
+                arxiv="2102.11174",
+                equations="the update rule of section 4.2: a fast weight matrix is corrected "
+                "towards a value, with a step size that the input gives",
+                bibtex="""@inproceedings{schlag2021linear,
+  title     = {Linear Transformers Are Secretly Fast Weight Programmers},
+  author    = {Schlag, Imanol and Irie, Kazuki and Schmidhuber, J{\\"u}rgen},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2021},
+  eprint    = {2102.11174},
+  archivePrefix = {arXiv}
+}""",
+            ),
+            Source(
+                key="yang2024parallelizing",
+                authors="Yang, Wang, Zhang, Shen, Kim",
+                title="Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+                venue="NeurIPS 2024",
+                year=2024,
+                arxiv="2406.06484",
+                equations="the recurrence of section 2.2 and the chunkwise form of section 3",
+                bibtex="""@inproceedings{yang2024parallelizing,
+  title     = {Parallelizing Linear Transformers with the Delta Rule over Sequence Length},
+  author    = {Yang, Songlin and Wang, Bailin and Zhang, Yu and Shen, Yikang and Kim, Yoon},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2024},
+  eprint    = {2406.06484},
+  archivePrefix = {arXiv}
+}""",
+            ),
+            Source(
+                key="siems2025deltaproduct",
+                authors="Siems, Carstensen, Zela, Hutter, Pontil, Grazzi",
+                title="DeltaProduct: Improving State-Tracking in Linear RNNs via Householder "
+                "Products",
+                venue="arXiv:2502.10297",
+                year=2025,
+                arxiv="2502.10297",
+                equations="several steps of the delta rule for one token, each with a key, a value "
+                "and a step size in (0, 2) of its own",
+                bibtex="""@article{siems2025deltaproduct,
+  title   = {{DeltaProduct}: Improving State-Tracking in Linear {RNNs} via Householder Products},
+  author  = {Siems, Julien and Carstensen, Timur and Zela, Arber and Hutter, Frank and Pontil, Massimiliano and Grazzi, Riccardo},
+  journal = {arXiv preprint arXiv:2502.10297},
+  year    = {2025},
+  eprint  = {2502.10297},
+  archivePrefix = {arXiv}
+}""",
+            ),
+            replace(
+                PAPER,
+                equations="none: the layer takes the place of a minimal GRU in that paper's "
+                "architecture",
+            ),
+            GRU_D,
+        ),
+        symbols=(
+            Symbol("x_t", "(B, d_in)", "input at step t"),
+            Symbol("H_t", "(B, n_heads, d_k, d_v)", "state; K = d_k, V = d_v; zero at the start"),
+            Symbol("q_t", "(B, n_heads, d_k)", "query: what is read, as it is"),
+            Symbol("u_{k,t}, k_t", "(B, n_heads, d_k)", "key, and key of norm 1"),
+            Symbol("v_t", "(B, n_heads, d_v)", "value: what the key is to read from now on"),
+            Symbol(r"\beta_t", "(B, n_heads)", "step size in (0, 2); 1 replaces, near 2 reflects"),
+            Symbol("S_{j,t}", "(B, n_heads, d_k, d_v)", "state after micro-step j; j = 0: decayed"),
+            Symbol(
+                "o_t", "(B, n_heads, d_v)", "what a head reads; the layer's output is W_o o + b_o"
+            ),
+            Symbol("W_*, w_*, b_*", "(…, d_in), (…,)", "input weights, packed in one Linear"),
+            Symbol("W_o, b_o", "(d_h, n_heads d_v), (d_h,)", "output projection"),
+            Symbol(r"\Delta t_t", "(B,)", "time before step t, not negative; only with a decay"),
+            Symbol(r"\gamma_t", "(B, n_heads)", "what time leaves of the state; only with a decay"),
+            Symbol(
+                r"\lambda, \rho",
+                "(n_heads,)",
+                "rate of the decay: softplus(ρ) if learned, else one constant",
+            ),
+        ),
+        deviations=(
+            Deviation(
+                "q, u, v and the logit of β are affine in x_t, with biases",
+                "the papers' layers have a short causal convolution and SiLU before them, and "
+                "norms, gates and other heads around the recurrence",
+                "this layer alone is neither DeltaNet nor DeltaProduct",
+                "equation",
+            ),
+            Deviation(
+                "Queries are not normalised; keys are, by max(norm, 1e-12)",
+                "a scale of the query is one of the output, which the projection can undo",
+                "the scale of the output follows that of the query; a zero key writes nothing and "
+                "has a gradient of zero",
+                "equation",
+            ),
+            Deviation(
+                "β = 2σ(·) for every nh",
+                "DeltaNet has β in (0, 1), whose transitions have no negative eigenvalue and so "
+                "cannot count modulo 2; DeltaProduct allows both",
+                "nh=1 is DeltaNet with the longer interval",
+                "equation",
+            ),
+            Deviation(
+                "No norm of the output",
+                "DeltaNet has one before the output projection",
+                "the output is W_o o + b_o",
+                "equation",
+            ),
+            replace(DECAY, what=DECAY.what.replace("transition", "state, once a step,")),
+        ),
+        parallel_path="Chunks of tokens. Inside one, all writes follow from one unit triangular "
+        "system, which is solved for all chunks at once; chunk starts follow one from the other. "
+        "The layer needs no states in between. A solve that asks for them has one left "
+        "multiplication a head as exact Jacobian.",
+        numerics="The transition of a micro-step has norm 1, for every key and β: what is written "
+        "is neither lost nor grows by itself. Near β = 2 it is a reflection, and errors of all "
+        "steps add up, as they do in any sum. Keys and step sizes are computed in float32 at least.",
+        notes=(
+            "The rate of a decay is one constant (decay='fixed') or softplus(ρ), with one trained ρ "
+            "a head (decay='learnable'). The first gap counts like any other.",
+            "A cycle of n elements needs n - 1 reflections: nh=1 alone tracks swaps.",
+        ),
+    )
