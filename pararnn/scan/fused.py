@@ -104,8 +104,8 @@ def _backward(
     others = states.new_empty(*states.shape[:2], 0, drives[0].shape[2])
     with on_device_of(states):
         problem, chosen = _problem(kind, drives, h0, resets, True)
-        bars, _, start, _ = run_adjoint(problem, chosen, states, others, grad, None, final)
-    return list(bars), start
+        found = run_adjoint(problem, chosen, states, others, grad, None, final)
+    return list(found[0]), found[2]
 
 
 def _empty(

@@ -133,10 +133,10 @@ def _backward(
     with on_device_of(u):
         chosen = planned(spec, u, settings, backward=True)
         problem = launch.Problem(spec, u, tuple(params), dt, h0, resets)
-        (u_bar,), *more = launch.run_adjoint(
+        (u_bar,), dt_bar, h0_bar, w_bar = launch.run_adjoint(
             problem, chosen, last, others, grad, rest, final, dt_grad=dt_grad
         )
-        return u_bar, *more
+        return u_bar, dt_bar, h0_bar, w_bar
 
 
 def _empty(name: str, u: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
