@@ -144,6 +144,7 @@ def test_dtypes_promote(kind):
     scan = KINDS[kind][0]
     op, b, h0, _ = draw(kind, 5)
     assert scan(op.float(), b.bfloat16()).dtype == torch.float32
+    assert scan(op.bfloat16(), b.float()).dtype == torch.float32
     assert scan(op.half(), b.half(), h0.float()).dtype == torch.float16
     states, state = scan(op.float(), b.float(), h0, return_state=True)
     assert (states.dtype, state.dtype) == (torch.float32, torch.float64)
