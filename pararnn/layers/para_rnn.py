@@ -100,6 +100,12 @@ class ParaRNN(nn.Module):
                     f"cells[{i + 1}]: got d_in={getattr(above, 'd_in', None)}, expected "
                     f"{_width(below)}, the output width of cells[{i}]."
                 )
+        shapes = [tuple(c.state_shape) for c in cells]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"cell: got cells with states of different shapes, {shapes}, expected equal ones, so "
+                "that h_n is one tensor; use one ParaRNN a layer."
+            )
         self.cells = nn.ModuleList(cells)
         self.num_layers = len(cells)
         self.input_size = getattr(cells[0], "d_in", None)
@@ -107,6 +113,10 @@ class ParaRNN(nn.Module):
         self.batch_first, self.dropout = batch_first, dropout
         self.solver, self.config = solver, config
         self.last_solutions: list[Solution] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the reports of the last pass, which hold tensors and closures."""
+        return self.__dict__ | {"last_solutions": []}
 
     def extra_repr(self) -> str:
         return f"num_layers={self.num_layers}, dropout={self.dropout}, solver={self.solver!r}"
@@ -168,7 +178,7 @@ class ParaRNN(nn.Module):
             x = x.transpose(0, 1)
             resets, dt = (None if v is None else v.transpose(0, 1) for v in (resets, dt))
         output, states = self._run(x, h0, resets, dt)
-        h_n = self._stacked([s.final_state for s in states])
+        h_n = torch.stack([s.final_state for s in states])
         if single:
             return output.squeeze(0), h_n.squeeze(1)
         return (output if self.batch_first else output.transpose(0, 1)), h_n
@@ -214,7 +224,7 @@ class ParaRNN(nn.Module):
             output, lengths = output[x.sorted_indices], lengths[x.sorted_indices.cpu()]
         data = pack_padded_sequence(output, lengths, batch_first=True).data
         packed = PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
-        return packed, self._stacked(finals)
+        return packed, torch.stack(finals)
 
     def step(
         self,
@@ -229,8 +239,9 @@ class ParaRNN(nn.Module):
 
         Returns the output ``(B, hidden_size)`` and the new state. Running a sequence step by step
         gives what :meth:`forward` gives for the whole. Without gradients, the new state can be
-        written to ``out``, of the shape and dtype of ``state``, which it may be; on a CUDA device a
-        step is then the projections and one kernel a layer (see :func:`~pararnn.decode`).
+        written to ``out``, of the shape and dtype of ``state``, which it may be: the output is then a
+        copy, which the next step does not overwrite. On a CUDA device a step is the projections and
+        one kernel a layer (see :func:`~pararnn.decode`).
         """
         self._check_state("state", state)
         self._check_state("out", out)
@@ -243,12 +254,14 @@ class ParaRNN(nn.Module):
             x = (cell.output(h, x) if has_spec(cell) else output_of(cell, h)).to(x.dtype)
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-        return x, self._stacked(following) if out is None else out
+        if out is not None:  # whose memory the next step may use
+            return x.clone(), out
+        return x, torch.stack(following)
 
     def init_state(self, batch: int) -> Tensor:
         """The zero state ``(num_layers, B, *state_shape)``."""
         like = next(self.parameters())
-        return self._stacked([self._start(c, like.new_empty(batch, 0)) for c in self.cells])
+        return torch.stack([self._start(c, like.new_empty(batch, 0)) for c in self.cells])
 
     def _cells(self) -> list[Any]:
         return list(self.cells)
@@ -264,14 +277,6 @@ class ParaRNN(nn.Module):
         if hasattr(cell, "init_state"):
             return cell.init_state(x.shape[0])
         return x.new_zeros(x.shape[0], *cell.state_shape)
-
-    def _stacked(self, states: list[Tensor]) -> Tensor:
-        if len({s.shape for s in states}) > 1:
-            raise ValueError(
-                f"layers have states of different shapes, {[tuple(s.shape[1:]) for s in states]}, "
-                "so h_n cannot be one tensor; use one ParaRNN a layer."
-            )
-        return torch.stack(states)
 
     def _check_state(self, name: str, state: Tensor | None) -> None:
         if state is not None and not isinstance(state, Tensor):

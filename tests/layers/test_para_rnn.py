@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -215,13 +216,33 @@ def test_resets(make):
 def test_a_list_of_cells(zoo):
     torch.manual_seed(0)
     lstm = Cell(4, spec=zoo["lstm"].spec, sizes={"d": 5})
-    rnn = ParaRNN([ParaGRU(3, 4), lstm, ParaGRU(5, 6, mix="head", n_heads=2)])
-    assert (rnn.num_layers, rnn.input_size, rnn.hidden_size) == (3, 3, 6)
-    x = torch.randn(2, 9, 3)
     with pytest.raises(ValueError, match="different shapes"):
-        rnn(x)
+        ParaRNN([ParaGRU(3, 4), lstm])
+    x = torch.randn(2, 9, 3)
     same = ParaRNN([ParaGRU(3, 4), ParaGRU(4, 4, mix="head", n_heads=2)])
+    assert (same.num_layers, same.input_size, same.hidden_size) == (2, 3, 4)
     torch.testing.assert_close(same(x)[0], stacked(same, x)[0], **CLOSE)
+
+
+def test_a_layer_that_ran_can_be_saved():
+    rnn = ParaRNN(ParaGRU(3, 4))
+    x = torch.randn(2, 9, 3)
+    want = rnn(x)[0]
+    again = pickle.loads(pickle.dumps(rnn))
+    torch.testing.assert_close(again(x)[0], want)
+
+
+def test_outputs_outlive_the_buffer_of_states():
+    """With ``out`` every step writes to the same memory."""
+    torch.manual_seed(0)
+    rnn = ParaRNN(ParaGRU(3, 4), num_layers=2)
+    x = torch.randn(2, 5, 3)
+    with torch.no_grad():
+        state, outputs = rnn.init_state(2), []
+        for t in range(5):
+            y, state = rnn.step(x[:, t], state, out=state)
+            outputs.append(y)
+        torch.testing.assert_close(torch.stack(outputs, 1), rnn(x)[0], **CLOSE)
 
 
 def test_several_slots_pass_on_the_last(zoo):
