@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _checks as checks
 from .config import BACKENDS
 from .fused import unfit
 from .task import has_spec
@@ -55,6 +56,8 @@ def decode(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}, expected one of {BACKENDS}.")
+    if dt is not None:
+        checks.floating("dt", dt)
     leaves = (x, h, *([] if dt is None else [dt]), *cell.parameters())
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
     if out is not None:
