@@ -238,8 +238,7 @@ def _build() -> dict[str, Specimen]:
         a, b = s.state("a"), s.state("b")
         u, v = s.drives("u v")
         A = s.map("A", structure="diagonal")
-        (m,) = s.constants("m")
-        theta = s.let("theta", snap(u + v, 3 * m))
+        theta = s.let("theta", snap(u + v, 6))
         p = s.let("p", positive(A(a) - v))
         s.next(a, log1p(p) * cos(theta) + b)
         s.next(b, positive(u) * a - snap(v, 5) * b)
@@ -248,11 +247,11 @@ def _build() -> dict[str, Specimen]:
         step = 2 * math.pi / m
         return x + (torch.round(x / step) * step - x).detach()
 
-    def grid(a, b, u, v, A, m):
+    def grid(a, b, u, v, A):
         def g(x):
             return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
 
-        new = torch.log(1 + g(A * a - v)) * torch.cos(straight(u + v, 3 * m)) + b
+        new = torch.log(1 + g(A * a - v)) * torch.cos(straight(u + v, 6)) + b
         return new, g(u) * a - straight(v, 5) * b
 
     add(s, {"d": 3}, grid, "block2")

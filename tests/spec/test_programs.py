@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from pararnn.solvers.dynamics import SpecDynamics
+from pararnn.solvers.linear import scannable
 from pararnn.solvers.torch_backend import compiled
 from pararnn.spec import Spec, oracle, sigmoid, tanh
 from pararnn.spec.program import PROGRAMS, print_program
@@ -285,9 +286,24 @@ def test_printing_twice_gives_equal_text(specimen):
     for program in PROGRAMS:
         if program in ("step_jacobian", "adjoint") and not specimen.spec.channelwise:
             continue
+        if program == "affine" and not scannable(specimen.spec):
+            continue
         if program == "read" and specimen.spec.readout is None:
             continue
         assert print_program(specimen.spec, program) == print_program(specimen.spec, program)
+
+
+def test_affine_is_the_step_from_zero_and_its_operator(specimen):
+    if not scannable(specimen.spec):
+        with pytest.raises(ValueError, match="linear in its state"):
+            print_program(specimen.spec, "affine")
+        return
+    state, drives, params = specimen.inputs(2, 5)
+    dynamics, u = dynamics_of(specimen, params), packed(drives, (2, 5))
+    coefficients, b = dynamics.affine(u)
+    torch.testing.assert_close(b, specimen.step(0 * state, drives, params), **CLOSE)
+    moved = dynamics.tangent(coefficients, state) + b
+    torch.testing.assert_close(moved, specimen.step(state, drives, params), **CLOSE)
 
 
 def test_unknown_program_and_dialect(zoo):

@@ -1,0 +1,247 @@
+"""Makes the tables of the page on the linear family from the results of `gpu_linear.py`.
+
+    python benchmarks/linear_page.py [RESULTS.json]
+
+The default is the newest committed result. The output is deterministic.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from card_numerics import ROOT
+from channelwise_page import RESULTS, by, median, ms, of_floor, pick, table, times, tiny
+
+Row = dict[str, Any]
+Found = dict[str, Any]
+# Multiples of the floor that the scan is to stay below, forward and both: shape by shape.
+FLOORS: dict[tuple[int, ...], tuple[float, ...]] = {
+    (64, 512, 1024): (1.25, 1.35),
+    (8, 2048, 1024): (1.6, 1.8),
+    (1, 131072, 256): (1.7, 2.0),
+}
+# How many times as fast as mingru-scans a layer is to be.
+RATIOS = {"MinGRU": 4, "SignedMinGRU": 4, "RotationMinGRU": 5, "GivensMinGRU": 5}
+OURS, THEIRS = "pararnn", "mingru-scans"
+PARTS = ("forward", "both")
+
+
+def newest() -> Path:
+    results = sorted(RESULTS.glob("*-linear.json"))
+    if not results:
+        raise SystemExit("no results of benchmarks/gpu_linear.py in benchmarks/results")
+    return results[-1]
+
+
+def done(rows: list[Row], **wanted: Any) -> list[Row]:
+    """Rows that have numbers."""
+    return [r for r in pick(rows, **wanted) if "exception" not in r]
+
+
+def captured(row: Row, part: str) -> str:
+    """A time, with a star if it is not that of a captured graph."""
+    return ms(median(row, part)) + ("*" if row[part].get("how") == "events" else "")
+
+
+def same(shape: list[int] | tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape)
+
+
+def scan_table(found: Found) -> str:
+    return table(
+        "Times of the affine scan",
+        ["B×T×D", "dtype", "coefficients", "forward", "of floor", "forward and backward",
+         "of floor", "error"],
+        [
+            [
+                by(r["shape"]),
+                r["dtype"],
+                r["coefficients"],
+                *(x for p in PARTS for x in (captured(r, p), times(of_floor(r, p)))),
+                tiny(r["error"]),
+            ]
+            for r in done(found["scan"])
+        ],
+        left=3,
+    )  # fmt: skip
+
+
+def peer_rows(found: Found) -> Iterator[tuple[Row, Row | None]]:
+    """Every row of a peer, and ours for the same problem."""
+    for row in found.get("peers", []):
+        ours = done(found["scan"], coefficients="sigmoid", dtype=row["dtype"])
+        yield row, next((r for r in ours if same(r["shape"]) == same(row["shape"])), None)
+
+
+def peer_table(found: Found) -> str:
+    lines = []
+    for shape in dict.fromkeys(same(r["shape"]) for r in found["scan"]):
+        for ours in done(found["scan"], coefficients="sigmoid", dtype="float32"):
+            if same(ours["shape"]) == shape:
+                cells = [x for p in PARTS for x in (captured(ours, p), "")]
+                lines.append([by(ours["shape"]), OURS, "(B, T, D)", *cells, tiny(ours["error"])])
+        for row, mine in peer_rows(found):
+            if same(row["shape"]) != shape:
+                continue
+            cells = ["–", "", "–", "", ""]
+            if "exception" not in row:
+                cells = []
+                for part in PARTS:
+                    ratio = times(median(row, part) / median(mine, part)) if mine else ""
+                    cells += [captured(row, part), ratio]
+                cells.append(tiny(row["error"]))
+            lines.append([by(row["shape"]), row["peer"], row.get("layout", "–"), *cells])
+    return table(
+        "Times of scans beside other implementations",
+        ["B×T×D", "library", "layout", "forward", "of pararnn", "forward and backward",
+         "of pararnn", "error"],
+        lines,
+        left=3,
+    )  # fmt: skip
+
+
+def pairs(found: Found) -> Iterator[tuple[Row, Row | None, Row | None]]:
+    """Our layer, theirs, and the layer's matrix products alone."""
+
+    def first(rows: list[Row]) -> Row | None:
+        return rows[0] if rows else None
+
+    for row in done(found["layers"], library=OURS):
+        key = {"mixer": row["mixer"], "precision": row["precision"]}
+        theirs = first(done(found["layers"], library=THEIRS, **key))
+        yield row, theirs, first(pick(found.get("gemm", []), **key))
+
+
+def layer_table(found: Found) -> str:
+    lines = []
+    for ours, theirs, gemm in pairs(found):
+        line = [f"`{ours['mixer']}`", ours["precision"]]
+        line.append(captured(gemm, "both") if gemm else "–")
+        line.append(captured(ours, "both"))
+        if theirs:
+            line += [captured(theirs, "both"), times(median(theirs, "both") / median(ours, "both"))]
+        else:
+            line += ["–", ""]
+        line.append(ms(median(ours, "eager")))
+        line.append(ms(median(theirs, "eager")) if theirs else "–")
+        lines.append(line)
+    return table(
+        "Times of whole layers",
+        ["Mixer", "precision", "matrix products", OURS, THEIRS, "ratio", "pararnn, no graph",
+         "mingru-scans, no graph"],
+        lines,
+        left=2,
+    )  # fmt: skip
+
+
+def memory_table(found: Found) -> str:
+    lines = []
+    for ours, theirs, _ in pairs(found):
+        if ours["precision"] != "float32" or "peak" not in ours:
+            continue
+        line = [f"`{ours['mixer']}`", f"{ours['peak'] / 2**20:.0f}"]
+        if theirs and "peak" in theirs:
+            line += [f"{theirs['peak'] / 2**20:.0f}", f"{ours['peak'] / theirs['peak']:.2f}"]
+        else:
+            line += ["–", ""]
+        lines.append(line)
+    head = ["Mixer", "pararnn, MiB", "mingru-scans, MiB", "pararnn / mingru-scans"]
+    return table("Peak memory of layers", head, lines)
+
+
+def goals(found: Found) -> Iterator[tuple[str, str, str, bool]]:
+    """What is to be reached: goal, bound, measured, whether it is."""
+    fp32 = done(found["scan"], coefficients="sigmoid", dtype="float32")
+    for row in fp32:
+        for part, bound in zip(PARTS, FLOORS.get(same(row["shape"]), ()), strict=False):
+            name = "forward" if part == "forward" else "forward and backward"
+            got = of_floor(row, part)
+            goal = f"scan {by(row['shape'])}, {name}, of its floor"
+            yield goal, f"≤ {bound:g}×", times(got), got <= bound
+    for layout, name in (("(B, T, D)", "in this layout"), ("", "in its own layout")):
+        for ours in fp32:
+            rivals = [
+                r
+                for r, mine in peer_rows(found)
+                if mine is ours and "exception" not in r and r["layout"].startswith(layout)
+            ]
+            for part in PARTS if rivals else ():
+                best = min(rivals, key=lambda r: median(r, part))
+                got = median(best, part) / median(ours, part)
+                goal = f"scan {by(ours['shape'])}, {part}, against the best peer {name}"
+                yield goal, "≥ 1×", f"{times(got)} ({best['peer']})", got >= 1
+    for ours, theirs, _ in pairs(found):
+        if not theirs:
+            continue
+        got, bound = median(theirs, "both") / median(ours, "both"), RATIOS[ours["mixer"]]
+        goal = f"{ours['mixer']}, {ours['precision']}, as fast as mingru-scans"
+        yield goal, f"≥ {bound}×", times(got), got >= bound
+        if "peak" in ours and "peak" in theirs and ours["precision"] == "float32":
+            got = ours["peak"] / theirs["peak"]
+            yield f"{ours['mixer']}, peak memory of mingru-scans", "≤ 0.5", f"{got:.2f}", got <= 0.5
+
+
+def goal_table(found: Found) -> str:
+    rows = [
+        [goal, bound, got, "yes" if reached else "no"] for goal, bound, got, reached in goals(found)
+    ]
+    return table("Goals", ["Goal", "bound", "measured", "reached"], rows)
+
+
+def checks_table(found: Found) -> str:
+    """How the checks went: cases, and the largest part of a tolerance that was used."""
+    lines = []
+    for what in sorted({r["what"] for r in found["checks"]}):
+        rows = pick(found["checks"], what=what)
+        good = [r for r in rows if r["ok"]]
+        used = max((e["of tolerance"] for r in good for e in r["errors"].values()), default=0)
+        dtypes = ", ".join(sorted({r["dtype"] for r in rows}))
+        lines.append([f"`{what}`", dtypes, f"{len(good)} of {len(rows)}", f"{used:.2f}"])
+    return table(
+        "Checks against float64 loops",
+        ["What", "dtypes", "cases that pass", "most of a tolerance used"],
+        lines,
+        left=2,
+    )
+
+
+def provenance(found: Found) -> str:
+    ways = ", ".join(f"{k} {v / 1e12:.2f}" for k, v in found["copy"]["ways"].items())
+    checks = found["checks"]
+    peers = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    text = (
+        f"{found['device']}, torch {found['torch']}, Triton {found['triton']}, {found['date']}; "
+        f"revision {found['revision']}; `{found['command']}`, {found['seconds']:.0f} s for all of "
+        f"this page. Copying 1 GiB, in TB/s read and written: {ways}; the floor counts with "
+        f"{found['copy']['best']}. {sum(r['ok'] for r in checks)} of {len(checks)} checked cases pass."
+    )
+    return text + (f" Other libraries: {peers}.\n" if peers else "\n")
+
+
+def outputs(found: Found) -> Iterator[tuple[Path, str]]:
+    """Every file that follows from the results, with its content."""
+    for name, make in (
+        ("provenance", provenance),
+        ("goals", goal_table),
+        ("scan", scan_table),
+        ("peers", peer_table),
+        ("layers", layer_table),
+        ("memory", memory_table),
+        ("checks", checks_table),
+    ):
+        yield RESULTS / f"linear_{name}.md", make(found)
+
+
+def main() -> None:
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
+    for path, text in outputs(json.loads(source.read_text(encoding="utf-8"))):
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
