@@ -389,6 +389,8 @@ def read(at, mask):
 def write_if(at, value, mask):
     """What a step stores."""
     joined: tl.constexpr = pairs(at)
+    if value.dtype == tl.float64 and at.dtype.element_ty.primitive_bitwidth == 16:
+        value = value.to(tl.float32)  # no machine converts in one step
     if INTERPRETED or joined:
         tl.store(at, value, mask=mask)
     elif mask is None:
