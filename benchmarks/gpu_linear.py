@@ -700,7 +700,7 @@ def warp_scan() -> Peer:
     def load(*, cuda_sources: list[str], **kwargs: Any) -> Any:
         return build(cuda_sources=list(map(trimmed, cuda_sources)), **kwargs)
 
-    cpp_extension.load_inline = load
+    cpp_extension.load_inline = load  # type: ignore[assignment]
     return accelerated_scan("warp")
 
 

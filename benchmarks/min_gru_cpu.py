@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIXERS = ("MinGRU", "SignedMinGRU", "RotationMinGRU", "GivensMinGRU", "DeltaMinGRU", "MinLSTM")
+PATIENCE = 20.0  # seconds after which three turns are enough
 DECAY = {"decay": "learnable", "decay_rate": 0.05, "log1p_delta": True}
 
 
@@ -78,7 +79,10 @@ def row(
         times: dict[str, list[float]] = {name: [] for name in layers}
         for name in layers:
             runs[name][part]()
-        for _ in range(repeats):
+        start = time.perf_counter()
+        for turn in range(repeats):
+            if turn >= 3 and time.perf_counter() - start > PATIENCE:
+                break
             for name in layers:
                 times[name].append(1e3 * seconds(runs[name][part]))
         for name in layers:

@@ -115,9 +115,9 @@ def pattern(cell: nn.Module) -> Tensor:
     elif structure == "dense":
         own = torch.ones(width, width, dtype=torch.bool)
     elif structure == "householder":  # heads do not mix, and columns of a head do not
-        heads, rows, columns = shape
+        *copies, rows, columns = shape
         mixed = torch.kron(torch.ones(rows, rows), torch.eye(columns))
-        own = torch.kron(torch.eye(heads), mixed) > 0
+        own = torch.kron(torch.eye(int(np.prod(copies))), mixed) > 0
     elif structure in ("m2rnn", "right"):  # rows of the state do not mix
         own = torch.kron(torch.eye(shape[0]), torch.ones(shape[1], shape[1])) > 0
     elif structure != "diag" and structure != f"block{slots}":

@@ -5,7 +5,7 @@ product of their operators; the true chunk starts follow from an affine scan ove
 (the same function again); a second walk from the true starts writes the states. Nothing but the
 output and one operator a chunk is stored.
 
-A sequence whose steps are large already is walked directly: there is nothing to win. So is one
+A sequence whose steps are large already is walked directly: there is nothing to win. So is a row
 whose chunk products are too large for the dtype, as operators beyond 1 can be: the product of a
 chunk may overflow where its states, which started from 0, do not.
 """
@@ -99,12 +99,11 @@ def _scan(
     for op_t, b_t in zip(ops[2:], bs[2:], strict=True):
         x = algebra.affine(op_t, x, b_t)
         product = algebra.compose(op_t, product)
-    if not _representable(product, algebra):
-        _walk(op, b, x0, algebra, reverse, inner)
-        return states
     x = _chunk_starts(product, x, x0, algebra, reverse)
     for op_t, b_t, target in zip(ops, bs, targets, strict=True):
         x = algebra.affine(op_t, x, b_t, out=target)
+    for row in _overflown(product, op, algebra):
+        _walk(op[row], b[row], None if x0 is None else x0[row], algebra, reverse, inner[row])
     return states
 
 
@@ -124,9 +123,13 @@ def _wide(op: Tensor, b: Tensor, algebra: Algebra) -> bool:
     return work >= WIDE.get(b.device.type, WIDE["cuda"])
 
 
-def _representable(product: Tensor, algebra: Algebra) -> bool:
-    """Whether the products of all chunks are finite. Not asked where they cannot be looked at."""
-    return not readable(product) or algebra.finite(product)
+def _overflown(product: Tensor, op: Tensor, algebra: Algebra) -> list[slice]:
+    """Rows where a chunk's product is not finite though its operators are: their states may be. A NaN
+    that was given is no such case, and other rows keep their bits. None, where nobody can look."""
+    if not readable(product) or algebra.finite(product):
+        return []
+    rows = [slice(i, i + 1) for i in range(product.shape[0])]
+    return [r for r in rows if not algebra.finite(product[r]) and algebra.finite(op[r])]
 
 
 def _chunk_starts(

@@ -74,12 +74,6 @@ def column_scan(
         local = tuple(c[:, :, t].unsqueeze(-axes - 1) for c in coefficients)
         columns = act(local, _kept(columns, mask, t))
         columns.select(-axes - 2, slots).add_(b[:, :, t])
-    if b.device.type == "cpu" and not bool(columns.isfinite().all()):
-        # A product over a chunk may overflow where its states do not.
-        local = tuple(c.flatten(1, 2) for c in coefficients)
-        every = None if mask is None else mask.flatten(1, 2)
-        _walk(act, local, b.flatten(1, 2), x0, every, reverse, out[:, body])
-        return out
     product, end = columns.split([slots, 1], -axes - 2)
     end = end.squeeze(-axes - 2)
     starts, x = [], x0
@@ -90,7 +84,22 @@ def column_scan(
     for t in order:
         x = act(tuple(c[:, :, t] for c in coefficients), _kept(x, mask, t))
         x = torch.add(x, b[:, :, t], out=target[:, :, t])
+    for row in _overflown(columns, coefficients, b):
+        local = tuple(c[row].flatten(1, 2) for c in coefficients)
+        every = None if mask is None else mask[row].flatten(1, 2)
+        _walk(act, local, b[row].flatten(1, 2), x0[row], every, reverse, out[row, body])
     return out
+
+
+def _overflown(columns: Tensor, coefficients: tuple[Tensor, ...], b: Tensor) -> list[slice]:
+    """Rows where a product over a chunk is not finite though all that was given is: their states may
+    be. Rows with a NaN are none of them. Only the CPU looks."""
+    if b.device.type != "cpu" or bool(columns.isfinite().all()):
+        return []
+    bad = ~columns.isfinite().flatten(1).all(1)
+    for given in (*coefficients, b):
+        bad &= given.isfinite().flatten(1).all(1)
+    return [slice(i, i + 1) for i in bad.nonzero().flatten().tolist()]
 
 
 def _walk(

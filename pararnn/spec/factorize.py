@@ -140,7 +140,7 @@ class Factorization:
             return None
         structures = {st.map.structure for st in self.carrying} - {"diagonal"}
         if "contract" in structures:
-            return "householder"
+            return "householder" if self.columnwise else "dense"
         for structure in ("right", "dense", "head"):
             if structure in structures:
                 return structure

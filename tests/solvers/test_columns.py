@@ -80,3 +80,21 @@ def test_what_is_not_finite_stays_in_its_channel_and_after_it(bad):
     assert torch.equal(got.isfinite(), want.isfinite())
     torch.testing.assert_close(got[:, :77], clean[:, :77], rtol=1e-10, atol=1e-11)
     assert bool(got[0].isfinite().all())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e200])
+def test_rows_keep_their_bits(bad):
+    """A NaN in one row, or a product of it that overflows, is nothing to the others; and a NaN is
+    nothing to the steps before it."""
+    coefficients, b, x0, _ = problem(200)
+
+    def run():
+        out = torch.empty_like(b)
+        return column_scan(act, coefficients, b, x0, None, axes=1, reverse=False, out=out).clone()
+
+    clean = run()
+    coefficients[4][1, 77:80, 3] = bad
+    got = run()
+    assert torch.equal(got[0], clean[0])
+    if bad != 1e200:
+        assert torch.equal(got[1, :77], clean[1, :77])

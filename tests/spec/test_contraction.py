@@ -44,6 +44,16 @@ def bounded():
     return s
 
 
+def along_rows():
+    """A linear Spec that mixes columns: no one matrix acts on each of them."""
+    with Spec("Rows", axes=("K", "V")) as s:
+        H = s.state("H")
+        (k,) = s.drives("k", axes=("K",))
+        m = s.contract("m", H, over="V")
+        s.next(H, H + k * m)
+    return s
+
+
 SIZES = {"heads": 2, "K": 3, "V": 4}
 
 
@@ -87,9 +97,14 @@ def test_class_and_operators():
     assert not reflection().channelwise
     assert reflection().factorization.columnwise
     assert not bounded().factorization.columnwise
+    assert reflection().linear_class == "householder"
+    assert along_rows().linear_class == "dense"
+    assert bounded().linear_class is None
 
 
-@pytest.mark.parametrize(("make", "algebra"), [(reflection, Left), (bounded, Flat)])
+@pytest.mark.parametrize(
+    ("make", "algebra"), [(reflection, Left), (bounded, Flat), (along_rows, Flat)]
+)
 def test_the_formed_operator_is_the_dense_jacobian(make, algebra):
     spec = make()
     state, drives = numbers(spec, SIZES, batch=(2,))
