@@ -310,9 +310,7 @@ def _fused(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by the kernels."""
     found = solve_fused(task, settings(config, chosen.chunk_length if chosen.asked else None))
     shape = (task.u.shape[0], *task.cell.state_shape)
-    whole = task.cell.spec.output == "all"
-    parts = (output_of(task.cell, found.states()) if whole else found.last, found.states)
-    return _solution(chosen, found.final.reshape(shape), found.progress, parts)
+    return _solution(chosen, found.final.reshape(shape), found.progress, (found.last, found.states))
 
 
 def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
