@@ -66,6 +66,7 @@ import torch
 from gpu_channelwise import DTYPES, RESULTS, START, Clock, copy_bandwidth, recorded, say
 from gpu_checks import poison
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 HERE = Path(__file__).resolve()
 ROUNDINGS = 8
@@ -77,7 +78,8 @@ MIXERS = ("MinGRU", "SignedMinGRU", "RotationMinGRU", "GivensMinGRU")
 OPTIONS: dict[str, dict[str, Any]] = {"GivensMinGRU": {"block_size": 8, "rounds": 3}}
 DECAY: dict[str, Any] = {"decay": "learnable", "decay_rate": 0.3, "log1p_delta": True}
 PRECISIONS = {"float32": "highest", "TF32": "high"}
-SMOKE = (2, 40, 8)
+GROUPS = 4  # of the batch, of layers that are computed anew in the backward pass
+SMOKE = (4, 40, 8)
 PEERS = ("fla", "accelerated-scan", "mingru-scans", "mingru-scans, eager")
 WARP = "accelerated-scan, CUDA"
 PACKAGES = ("mingru-scans", "accelerated-scan", "fla-core")
@@ -570,6 +572,26 @@ def layer_problem(
     return [x, *layer.parameters()], torch.randn(shape, device=device)
 
 
+class Grouped(nn.Module):
+    """A layer that runs the batch in groups and computes each anew in the backward pass: the page on
+    blocks and stacks tells how."""
+
+    def __init__(self, layer: nn.Module, groups: int):
+        super().__init__()
+        self.layer, self.groups = layer, groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [
+            checkpoint(self.layer, part, use_reentrant=False, preserve_rng_state=False)
+            for part in x.chunk(self.groups)
+        ]
+        return torch.cat(parts)
+
+
+def grouped_mixer(name: str, d_in: int, width: int) -> nn.Module:
+    return Grouped(mixer(name, d_in, width), GROUPS)
+
+
 def layer_row(clock: Clock, layer: nn.Module, shape: tuple[int, ...]) -> Row:
     """Forward and backward of a whole layer: times and peak memory."""
     leaves, bar = layer_problem(layer, shape, clock.device)
@@ -732,7 +754,7 @@ def as_peer(job: Row) -> None:
     def emit(row: Row) -> None:
         print("ROW " + json.dumps(row), flush=True)
         gc.collect()
-        if clock.cuda:
+        if clock.cuda and "exception" not in row:
             torch.cuda.empty_cache()
 
     if job["task"] == "layers":
@@ -748,8 +770,10 @@ def as_peer(job: Row) -> None:
                 row |= scan_row(clock, peer, "sigmoid", tuple(shape), "float32")
             except Exception as error:
                 row["exception"] = repr(error)[:500]
+                emit(row)
                 if clock.cuda:
-                    torch.cuda.synchronize()
+                    torch.cuda.synchronize()  # ends here if the device was left broken
+                continue
             emit(row)
 
 
@@ -847,9 +871,10 @@ class Session:
 
     def peers(self) -> None:
         rows = self.found["peers"] = []
-        for row in self.rows_of({"task": "scans", "names": PEERS}, 60):
-            rows.append(row)
-            say(f"{row['peer']} {row['shape']}: {brief(row)}")
+        for name in PEERS:  # one that fails takes no other with it
+            for row in self.rows_of({"task": "scans", "names": [name]}, 40):
+                rows.append(row)
+                say(f"{row['peer']} {row['shape']}: {brief(row)}")
 
     def layers(self) -> None:
         import pararnn
@@ -864,6 +889,9 @@ class Session:
                 row["path"] = repr(error)[:200]
             rows.append(row)
             say(f"pararnn {row['mixer']} {row['precision']}: {brief(row)}")
+        for row in layer_rows(self.clock, "pararnn, in groups", grouped_mixer, self.layer_shape):
+            rows.append(row)
+            say(f"in groups {row['mixer']} {row['precision']}: {brief(row)}")
 
     def gemm(self) -> None:
         rows = self.found["gemm"] = []
@@ -938,7 +966,7 @@ class Session:
             if line.startswith("ROW "):
                 yield json.loads(line[4:])
         if process.returncode:
-            say(f"peers' {job['task']}: exit status {process.returncode}")
+            say(f"{job.get('names', 'peers')}, {job['task']}: exit status {process.returncode}")
 
 
 def brief(row: Row) -> str:

@@ -263,7 +263,9 @@ def adjoint_chunks(
             "if chunk == 0:",
             *(f"    m{i} += read(h0_bar + (b * {S} + {i}) * D + d, lane)" for i in self.slots),
         ]
-        scale = "tl.maximum(tl.abs(m#), size)"
+        # As forwards: what is small in a linear recurrence may grow.
+        scale = "tl.abs(m#)" if self.linear else "tl.maximum(tl.abs(m#), size)"
+        floor = "0 * size" if self.linear else "tol * tol * size"
         loose = " | ".join(f"far(a{i}, {scale.replace('#', str(i))}, tol)" for i in self.slots)
         peak = "0.0"
         for i, k in self.product:
@@ -305,7 +307,7 @@ def readjoint(
                 {self.m} = {self.names("tl.where(loose, a#, 0.0)")}
             else:  # To add to rounded numbers would round them twice: all is walked again.
                 {self.m} = {self.names("tl.where(loose, m# + a#, m#)")}
-            floor = tol * tol * size
+            floor = {floor}
             begin = tl.cast(chunk, tl.int64) * L
             end = begin + L
             {self.walk_results} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False", floor="floor", part="PART")}

@@ -35,7 +35,7 @@ class Forward(Pieces):
         pointers = [*self.source, *self.stored]
         places = ", ".join(pointers)
         moved = " | ".join(
-            f"far(jump(s{i}, o{i}), tl.maximum(tl.abs(o{i}), 1.0), tol / 4)" for i in self.slots
+            f"far(jump(s{i}, o{i}), {self.scale(f'o{i}')}, tol / 4)" for i in self.slots
         )
         old = [f"o{i} = tl.load({self.slot_at(i, str(U - 1))}, mask={ANY})" for i in self.slots]
         units: list[str] = []
@@ -99,7 +99,12 @@ def walk(
     @property
     def loose(self) -> str:
         """Which lanes of a chunk start away from where the chunk before ends."""
-        return " | ".join(f"far(a{i}, tl.maximum(tl.abs(e{i}), 1.0), tol)" for i in self.slots)
+        return " | ".join(f"far(a{i}, {self.scale(f'e{i}')}, tol)" for i in self.slots)
+
+    def scale(self, state: str) -> str:
+        """What a difference of states is compared to. That of a linear recurrence has no units: a
+        small state is as exact as a large one, and may grow."""
+        return f"tl.abs({state})" if self.linear else f"tl.maximum(tl.abs({state}), 1.0)"
 
     def guessed(self) -> list[str]:
         """Walk a chunk from a guess, and keep what a correction needs."""
