@@ -75,11 +75,12 @@ SHAPES = ((64, 512, 1024), (8, 2048, 1024), (1, 131072, 256))
 COEFFICIENTS = ("sigmoid", "near 1")
 LAYER = (8, 2048, 512)
 MIXERS = ("MinGRU", "SignedMinGRU", "RotationMinGRU", "GivensMinGRU")
+LAYERS = (*MIXERS, "DeltaMinGRU")
 OPTIONS: dict[str, dict[str, Any]] = {"GivensMinGRU": {"block_size": 8, "rounds": 3}}
 DECAY: dict[str, Any] = {"decay": "learnable", "decay_rate": 0.3, "log1p_delta": True}
 PRECISIONS = {"float32": "highest", "TF32": "high"}
-GROUPS = 4  # of the batch, of layers that are computed anew in the backward pass
-SMOKE = (4, 40, 8)
+GROUPS = 8  # of the batch, of layers that are computed anew in the backward pass
+SMOKE = (8, 24, 8)
 PEERS = ("fla", "accelerated-scan", "mingru-scans", "mingru-scans, eager")
 WARP = "accelerated-scan, CUDA"
 PACKAGES = ("mingru-scans", "accelerated-scan", "fla-core")
@@ -302,7 +303,7 @@ def mixer(name: str, d_in: int, width: int, **kwargs: Any) -> Any:
     return getattr(cells, kind)(d_in, width, **options, **kwargs)
 
 
-CHECKED = (*MIXERS, "MinLSTM", "SignedMinGRU, decay", "RotationMinGRU, decay")
+CHECKED = (*LAYERS, "MinLSTM", "SignedMinGRU, decay", "RotationMinGRU, decay")
 
 
 @dataclass
@@ -330,7 +331,7 @@ def looped(cell: Any, data: Sequence, dtype: torch.dtype) -> dict[str, Tensor]:
     for t in range(x.shape[1]):
         dt = None if data.gaps is None else data.gaps[:, t].to(cell.state_dtype)
         h = cell.step(h, x[:, t], dt=dt)
-        outputs.append(cell.flat(h).to(dtype))
+        outputs.append(cell._read(h, x[:, t]))
     y, state = torch.stack(outputs, 1), cell.flat(h)
     return gathered(y, state, leaves, names, data)
 
@@ -376,10 +377,10 @@ def check_mixer(name: str, dtype: str, start: str, device: str) -> dict[str, Any
         gaps[0, T // 2] = 1e10
     data = Sequence(
         x=picked * scale.unsqueeze(-1),
-        h0=torch.rand(B, width) if start == "given start" else None,
+        h0=torch.rand(B, cell.flat_width) if start == "given start" else None,
         gaps=gaps,
         bar=torch.randn(B, T, width).to(kind),
-        state_bar=torch.randn(B, width),
+        state_bar=torch.randn(B, cell.flat_width),
     )
     exact, same = looped(cell, data, torch.float64), looped(cell, data, kind)
     found = run(cell, data, device)
@@ -414,7 +415,7 @@ class Job:
 def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[Job]:
     """The longest first."""
     common: dict[str, Any] = {"device": device, "backend": backend, "smoke": smoke}
-    for name in reversed(MIXERS):
+    for name in reversed(LAYERS):
         yield Job("layer", name, **common)
     for dtype in DTYPES:
         yield Job("scan", "", dtype, **common)
@@ -425,7 +426,7 @@ def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[J
         for dtype in DTYPES:
             yield Job("mixer", name, dtype, **common)
     if peer:
-        for name in ("GivensMinGRU", "RotationMinGRU", "MinGRU", "SignedMinGRU"):
+        for name in ("DeltaMinGRU", "GivensMinGRU", "RotationMinGRU", "MinGRU", "SignedMinGRU"):
             yield Job("peer layer", name, peer=peer, **common)
         for width in (1024, 256):  # many variants to compile
             yield Job("peer", "fla", widths=(width,), peer=peer, **common)
@@ -617,7 +618,7 @@ def layer_row(clock: Clock, layer: nn.Module, shape: tuple[int, ...]) -> Row:
 def layer_rows(
     clock: Clock, library: str, build: Callable[..., Any], shape: tuple[int, ...]
 ) -> Iterator[Row]:
-    for name in MIXERS:
+    for name in LAYERS:
         for precision, setting in PRECISIONS.items():
             torch.set_float32_matmul_precision(setting)
             row: Row = {"library": library, "mixer": name, "precision": precision, "shape": shape}
@@ -896,7 +897,7 @@ class Session:
     def gemm(self) -> None:
         rows = self.found["gemm"] = []
         B, T, D = self.layer_shape
-        for name in MIXERS:
+        for name in LAYERS:
             width = mixer(name, D, D).in_proj.out_features
             projection = nn.Linear(D, width, device=self.device)
             leaves, _ = layer_problem(projection, (B, T, D), self.device)

@@ -190,6 +190,8 @@ def goals(found: Found) -> Iterator[tuple[str, str, str, bool]]:
     for ours, theirs, _ in pairs(found):
         if not theirs:
             continue
+        if ours["mixer"] not in RATIOS:
+            continue
         got, bound = median(theirs, "both") / median(ours, "both"), RATIOS[ours["mixer"]]
         goal = f"{ours['mixer']}, {ours['precision']}, as fast as mingru-scans"
         yield goal, f"≥ {bound}×", times(got), got >= bound
