@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 
 def positive(name: str, value: object) -> int:
@@ -109,6 +111,30 @@ def readable(value: Tensor) -> bool:
     if value.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def transformed(*values: Tensor | None) -> bool:
+    """Whether this runs inside a transform of ``torch.func``, or a value has a tangent.
+
+    These see through PyTorch's operations only. An operator of ours without a rule for tangents
+    would drop them, and not always with an error.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or _has_tangent(values)
+
+
+def differentiated(*values: Tensor | None) -> bool:
+    """Whether this runs inside a derivative of ``torch.func``, or a value has a tangent."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    vmap = torch._C._functorch.TransformType.Vmap
+    return any(level.key() != vmap for level in levels) or _has_tangent(values)
+
+
+def _has_tangent(values: Iterable[Tensor | None]) -> bool:
+    return any(v is not None and unpack_dual(v).tangent is not None for v in values)
 
 
 def full_precision(device: torch.device) -> torch.autocast:
