@@ -213,8 +213,12 @@ class GivensMinGRU(LearnedStart):
         ),
         parallel_path="One affine scan over time in blocks: the Jacobian does not contain the state, "
         "so one iteration is exact. Chunks carry their k × k products; no step forms one.",
-        numerics="The transition keeps the norm of a block to a few roundings a round, at every "
-        "length; without forgetting, what the input adds is summed up, and so are its roundings.",
+        numerics="Nothing is forgotten, roundings neither. One step of R rounds is off by at most "
+        "(6 R + 9) u of the largest norm of the block so far (u = 6e-8 in float32: half an ulp a "
+        "product or sum, one ulp a sine), so T steps by T times as much. Angles that vary make "
+        "these errors independent, and their sum is about u √(R T): 3e-5 of the norm for R = 3 and "
+        "T = 100,000, by any path, the loop over steps too. Use float64, or a decay, where more "
+        "digits must last so long.",
         notes=(
             "The flat state is slot-major: number i of block j is at i·(d_h / k) + j. For states that "
             "are block after block, permute.",

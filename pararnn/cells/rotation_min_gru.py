@@ -206,7 +206,8 @@ class RotationMinGRU(LearnedStart):
             Deviation(
                 "Angles are rounded to multiples of 2π/m and gradients pass the rounding as if it "
                 "were the identity",
-                "exact angles do not drift over long sequences; the true derivative is 0",
+                "an error of W_θ x below half a step of the grid changes no angle, where free ones "
+                "add all errors up; the true derivative is 0",
                 "the gradient is not that of the function: it is that of the card's equations with "
                 "snap' = 1. snap=None has neither",
                 "snap",
@@ -215,8 +216,11 @@ class RotationMinGRU(LearnedStart):
         ),
         parallel_path="One affine scan over time, a 2×2 matrix a plane: the Jacobian does not "
         "contain the state, so one iteration is exact.",
-        numerics="A snapped angle is a rounded multiple of 2π/m, not a sum of small ones: a turn and "
-        "its inverse leave the state as it was up to a rounding. Norms do not grow: |d| < 1.",
+        numerics="Angles of the grid are multiples of 2π/m, rounded, and never sums of small ones. "
+        "One step is off by at most (2 |θ| + 20) u of the largest norm of the plane so far, with "
+        "u = 6e-8 in float32. Where |d| stays 1 nothing forgets these errors: T turns by one and "
+        "the same angle add them up to T times as much, 6e-3 of the norm at T = 100,000, and turns "
+        "that vary to about u √T. Norms do not grow but by rounding: |d| ≤ 1.",
         notes=(
             "The flat state is slot-major: all first coordinates, then all second ones. For states "
             "that are plane after plane, permute: number i of plane j is at i·(d_h / 2) + j.",
