@@ -21,6 +21,13 @@ def positive(name: str, value: object) -> int:
     return value
 
 
+def flag(name: str, value: object) -> bool:
+    """``value`` as True or False, or a ``TypeError`` that names it."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), expected True or False.")
+    return value
+
+
 def either(name: str, value: int | None, alias: str, other: int | None) -> int:
     """A width that can be given under two names, exactly once."""
     if value is not None and other is not None and value != other:
@@ -34,6 +41,12 @@ def either(name: str, value: int | None, alias: str, other: int | None) -> int:
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of states and accumulations: float64 for float64, float32 for everything narrower."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def parameter_dtype(dtype: torch.dtype | None) -> None:
+    """Raise a ``TypeError`` if parameters cannot have this dtype."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype: got {dtype}, expected a floating-point dtype.")
 
 
 def floating(name: str, value: object) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from .. import _checks as checks
 from ..spec import Spec, cos, sigmoid, sin
 from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, VANILLA
 from .mixer import decay_stage
 from .rotation_min_gru import LearnedStart
 
@@ -103,9 +102,6 @@ class GivensMinGRU(LearnedStart):
         *,
         block_size: int = 8,
         rounds: int = 3,
-        decay: str | None = None,
-        decay_rate: float = 1.0,
-        log1p_delta: bool = False,
         hidden_size: int | None = None,
         **kwargs: Any,
     ):
@@ -119,16 +115,10 @@ class GivensMinGRU(LearnedStart):
                 "them so that d_h % block_size == 0."
             )
         self.block_size, self.rounds = block_size, rounds
-        super().__init__(
-            d_in,
-            spec=givens_spec(block_size, rounds, decay, log1p_delta),
-            sizes={"n": width // block_size},
-            bias=bias,
-            decay=decay,
-            decay_rate=decay_rate,
-            log1p_delta=log1p_delta,
-            **kwargs,
-        )
+        super().__init__(d_in, bias=bias, sizes={"n": width // block_size}, **kwargs)
+
+    def make_spec(self) -> Spec:
+        return givens_spec(self.block_size, self.rounds, self.decay, self.log1p_delta)
 
     def recurrence(self, *given: Tensor) -> tuple[Tensor, ...]:
         k = self.block_size
@@ -158,11 +148,7 @@ class GivensMinGRU(LearnedStart):
         summary="Minimal GRU over blocks whose transition is orthogonal: rounds of plane rotations "
         "in a brick wall, with angles from the input.",
         sources=(
-            replace(
-                PAPER,
-                equations="minGRU in its vanilla form, h = (1 - z) h + z h̃ with h̃ = W_h x: gate and "
-                "candidate are these, the transition is not",
-            ),
+            VANILLA,
             Source(
                 key="jing2017tunable",
                 authors="Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljačić",
@@ -185,7 +171,7 @@ class GivensMinGRU(LearnedStart):
             GRU_D,
         ),
         symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
+            INPUT,
             Symbol("h_{i,t}", "(B, d_h / k)", "number i of every block; slot i of k = block_size"),
             Symbol(r"\theta_{q,t}", "(B, d_h / k)", "angles, round after round, k / 2 a round"),
             Symbol("g_{r,i,t}", "(B, d_h / k)", "number i of every block after round r"),
