@@ -1,6 +1,8 @@
-"""Mixers under ``torch.func``: derivatives, maps, and both inside each other."""
+"""Mixers under ``torch.func``: derivatives, maps, and both inside each other. And compiled to C++."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 import torch
@@ -182,3 +184,22 @@ def test_what_is_not_linear_is_looped_over():
 
     grad(seen)(x)
     assert "loop over the hand-written step" in reasons[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler")
+@decays
+@kinds
+def test_compiled_by_inductor(kind, decay):
+    """The same numbers, and one graph. A compiler of C++ makes the kernels around the scan."""
+    torch.compiler.reset()
+    case = Case(kind, decay)
+    compiled = torch.compile(case.mixer, fullgraph=True)
+    found = []
+    for layer in (compiled, case.mixer):
+        x = case.x.clone().requires_grad_()
+        y = layer(x, None, case.gaps)
+        leaves = [x, *case.mixer.parameters()]
+        found.append((y, *torch.autograd.grad((y.sin() * case.weights).sum(), leaves)))
+    for got, want in zip(*found, strict=True):
+        close(got, want)
