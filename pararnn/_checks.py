@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 
 def positive(name: str, value: object) -> int:
@@ -16,6 +18,13 @@ def positive(name: str, value: object) -> int:
         )
     if value < 1:
         raise ValueError(f"{name}: got {value}, expected a positive integer.")
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """``value`` as True or False, or a ``TypeError`` that names it."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), expected True or False.")
     return value
 
 
@@ -32,6 +41,12 @@ def either(name: str, value: int | None, alias: str, other: int | None) -> int:
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of states and accumulations: float64 for float64, float32 for everything narrower."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def parameter_dtype(dtype: torch.dtype | None) -> None:
+    """Raise a ``TypeError`` if parameters cannot have this dtype."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype: got {dtype}, expected a floating-point dtype.")
 
 
 def floating(name: str, value: object) -> Tensor:
@@ -109,6 +124,30 @@ def readable(value: Tensor) -> bool:
     if value.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def transformed(*values: Tensor | None) -> bool:
+    """Whether this runs inside a transform of ``torch.func``, or a value has a tangent.
+
+    These see through PyTorch's operations only. An operator of ours without a rule for tangents
+    would drop them, and not always with an error.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or _has_tangent(values)
+
+
+def differentiated(*values: Tensor | None) -> bool:
+    """Whether this runs inside a derivative of ``torch.func``, or a value has a tangent."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    vmap = torch._C._functorch.TransformType.Vmap
+    return any(level.key() != vmap for level in levels) or _has_tangent(values)
+
+
+def _has_tangent(values: Iterable[Tensor | None]) -> bool:
+    return any(v is not None and unpack_dual(v).tangent is not None for v in values)
 
 
 def full_precision(device: torch.device) -> torch.autocast:

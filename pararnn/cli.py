@@ -8,11 +8,12 @@ a verification fails, and 2 if the command cannot be carried out.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -203,7 +204,12 @@ def _probe(options: argparse.Namespace) -> int:
                 watch=lambda c: _progress(f"step {c.step}: loss {c.loss:.4f}, score {c.score:.4f}"),
             )
         except ValueError as error:
-            raise Problem(str(error)) from None
+            meant = "".join(
+                _meant(name, known)
+                for name, known in ((options.task, tasks.TASKS), (options.model, tasks.MODELS))
+                if name not in known
+            )
+            raise Problem(f"{error}{meant}") from None
         print(json.dumps(result.to_dict()) if options.json else result, flush=True)
     return 0
 
@@ -237,11 +243,19 @@ def _registered(name: str) -> str:
     try:
         get_cell(name)
     except KeyError:
+        bare = [known.partition("[")[0] for known in cell_names()]
         raise Problem(
             f"got cell {name!r}, expected one of {', '.join(cell_names())}, or module:factory for "
-            "a cell of your own."
+            f"a cell of your own.{_meant(name, [*cell_names(), *bare])}"
         ) from None
     return name
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """A question that names what is nearest to a name, if anything is."""
+    by_letters = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), by_letters, n=1)
+    return f" Did you mean {by_letters[near[0]]!r}?" if near else ""
 
 
 def _imported(text: str) -> object:

@@ -84,8 +84,8 @@ class Cell(nn.Module):
             raise TypeError(
                 f"{type(self).__name__} has no Spec; set the class attribute 'spec' or pass spec=…"
             )
-        if dtype is not None and not dtype.is_floating_point:
-            raise TypeError(f"dtype: got {dtype}, expected a floating-point dtype.")
+        checks.flag("bias", bias)
+        checks.parameter_dtype(dtype)
         self.d_in = self.input_size = checks.either("d_in", d_in, "input_size", input_size)
         self.sizes = dict(sizes or {})
         width = d_h if d_h is not None else hidden_size

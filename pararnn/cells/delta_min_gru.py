@@ -15,7 +15,7 @@ from .. import _checks as checks
 from ..scan import delta_scan
 from ..spec import Spec, maximum, sigmoid
 from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, GRU_D, PAPER
+from .feng import DECAY, GRU_D, INPUT, PAPER
 from .mixer import Mixer, decay_stage
 
 EPSILON = 1e-12
@@ -106,9 +106,6 @@ class DeltaMinGRU(Mixer):
         d_k: int | None = None,
         d_v: int | None = None,
         chunk_size: int = 64,
-        decay: str | None = None,
-        decay_rate: float = 1.0,
-        log1p_delta: bool = False,
         hidden_size: int | None = None,
         **kwargs: Any,
     ):
@@ -123,21 +120,16 @@ class DeltaMinGRU(Mixer):
             )
         self.d_k = width // n_heads if d_k is None else checks.positive("d_k", d_k)
         self.d_v = self.d_k if d_v is None else checks.positive("d_v", d_v)
-        super().__init__(
-            d_in,
-            spec=delta_min_gru_spec(nh, decay, log1p_delta),
-            sizes={"heads": n_heads, "K": self.d_k, "V": self.d_v},
-            bias=bias,
-            decay=decay,
-            decay_rate=decay_rate,
-            log1p_delta=log1p_delta,
-            **kwargs,
-        )
+        sizes = {"heads": n_heads, "K": self.d_k, "V": self.d_v}
+        super().__init__(d_in, bias=bias, sizes=sizes, **kwargs)
         self.d_h = self.hidden_size = width
         weight = self.in_proj.weight
         self.out_proj = nn.Linear(
             n_heads * self.d_v, width, bias=bias, device=weight.device, dtype=weight.dtype
         )
+
+    def make_spec(self) -> Spec:
+        return delta_min_gru_spec(self.nh, self.decay, self.log1p_delta)
 
     def reset_parameters(self) -> None:
         """The input heads and the output projection each as a fresh :class:`torch.nn.Linear`."""
@@ -299,7 +291,7 @@ class DeltaMinGRU(Mixer):
             GRU_D,
         ),
         symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
+            INPUT,
             Symbol("H_t", "(B, n_heads, d_k, d_v)", "state; K = d_k, V = d_v; zero at the start"),
             Symbol("q_t", "(B, n_heads, d_k)", "query: what is read, as it is"),
             Symbol("u_{k,t}, k_t", "(B, n_heads, d_k)", "key, and key of norm 1"),

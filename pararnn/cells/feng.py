@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .facts import Deviation, Source, Symbol
 
 PAPER = Source(
@@ -23,6 +25,12 @@ PAPER = Source(
 )
 """The paper; a cell adds its ``equations``."""
 
+VANILLA = replace(
+    PAPER,
+    equations="minGRU in its vanilla form, h = (1 - z) h + z h̃ with h̃ = W_h x: gate and candidate "
+    "are these, the transition is not",
+)
+
 GRU_D = Source(
     key="che2018recurrent",
     authors="Che, Purushotham, Cho, Sontag, Liu",
@@ -41,6 +49,13 @@ GRU_D = Source(
   eprint  = {1606.01865},
   archivePrefix = {arXiv}
 }""",
+)
+
+INPUT = Symbol("x_t", "(B, d_in)", "input at step t")
+WEIGHTS = Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear")
+ONE_SCAN = (
+    "One affine scan over time, one number a channel: the Jacobian does not contain the state, so "
+    "one iteration is exact."
 )
 
 DECAY = Deviation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from .. import _checks as checks
 from ..spec import Spec, cos, sigmoid, sin
 from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, VANILLA
 from .mixer import decay_stage
 from .rotation_min_gru import LearnedStart
 
@@ -103,9 +102,6 @@ class GivensMinGRU(LearnedStart):
         *,
         block_size: int = 8,
         rounds: int = 3,
-        decay: str | None = None,
-        decay_rate: float = 1.0,
-        log1p_delta: bool = False,
         hidden_size: int | None = None,
         **kwargs: Any,
     ):
@@ -119,16 +115,10 @@ class GivensMinGRU(LearnedStart):
                 "them so that d_h % block_size == 0."
             )
         self.block_size, self.rounds = block_size, rounds
-        super().__init__(
-            d_in,
-            spec=givens_spec(block_size, rounds, decay, log1p_delta),
-            sizes={"n": width // block_size},
-            bias=bias,
-            decay=decay,
-            decay_rate=decay_rate,
-            log1p_delta=log1p_delta,
-            **kwargs,
-        )
+        super().__init__(d_in, bias=bias, sizes={"n": width // block_size}, **kwargs)
+
+    def make_spec(self) -> Spec:
+        return givens_spec(self.block_size, self.rounds, self.decay, self.log1p_delta)
 
     def recurrence(self, *given: Tensor) -> tuple[Tensor, ...]:
         k = self.block_size
@@ -158,11 +148,7 @@ class GivensMinGRU(LearnedStart):
         summary="Minimal GRU over blocks whose transition is orthogonal: rounds of plane rotations "
         "in a brick wall, with angles from the input.",
         sources=(
-            replace(
-                PAPER,
-                equations="minGRU in its vanilla form, h = (1 - z) h + z h̃ with h̃ = W_h x: gate and "
-                "candidate are these, the transition is not",
-            ),
+            VANILLA,
             Source(
                 key="jing2017tunable",
                 authors="Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljačić",
@@ -185,7 +171,7 @@ class GivensMinGRU(LearnedStart):
             GRU_D,
         ),
         symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
+            INPUT,
             Symbol("h_{i,t}", "(B, d_h / k)", "number i of every block; slot i of k = block_size"),
             Symbol(r"\theta_{q,t}", "(B, d_h / k)", "angles, round after round, k / 2 a round"),
             Symbol("g_{r,i,t}", "(B, d_h / k)", "number i of every block after round r"),
@@ -213,8 +199,12 @@ class GivensMinGRU(LearnedStart):
         ),
         parallel_path="One affine scan over time in blocks: the Jacobian does not contain the state, "
         "so one iteration is exact. Chunks carry their k × k products; no step forms one.",
-        numerics="The transition keeps the norm of a block to a few roundings a round, at every "
-        "length; without forgetting, what the input adds is summed up, and so are its roundings.",
+        numerics="Nothing is forgotten, roundings neither. One step of R rounds is off by at most "
+        "(6 R + 9) u of the largest norm of the block so far (u = 6e-8 in float32: half an ulp a "
+        "product or sum, one ulp a sine), so T steps by T times as much. Angles that vary make "
+        "these errors independent, and their sum is about u √(R T): 3e-5 of the norm for R = 3 and "
+        "T = 100,000, by any path, the loop over steps too. Use float64, or a decay, where more "
+        "digits must last so long.",
         notes=(
             "The flat state is slot-major: number i of block j is at i·(d_h / k) + j. For states that "
             "are block after block, permute.",

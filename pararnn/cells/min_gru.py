@@ -12,8 +12,26 @@ from torch import Tensor, nn
 from .. import _checks as checks
 from ..spec import Spec, positive, sigmoid
 from .facts import Deviation, Facts, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, ONE_SCAN, PAPER, WEIGHTS
 from .mixer import Mixer, decay_stage, faded
+
+POSITIVE = Symbol("g(x)", "scalar", "x + 1/2 for x ≥ 0, σ(x) below; continuous, above 0")
+
+LINEAR_SPACE = Deviation(
+    "The scan runs on h, not on log h",
+    "all terms are positive, so nothing cancels; a cumulative sum of logarithms over "
+    "the whole sequence loses digits as it grows",
+    "none on the recurrence; more digits for long sequences",
+    "agreement",
+)
+
+KINK = Deviation(
+    "The derivative of g at 0 is 1, that from the right",
+    "g has a kink there; the paper's logarithm of g has derivative 0 at it, because it "
+    "is written with a relu",
+    "a start g(h0_pre) that begins at h0_pre = 0 can be trained",
+    "gradients",
+)
 
 EXACT_START = Deviation(
     "A given h_0 is the state itself; the default is 1/2 everywhere, or g of a learned vector that "
@@ -22,6 +40,8 @@ EXACT_START = Deviation(
     "none on the recurrence; h_0 must not be negative",
     "errors",
 )
+
+ZERO_RESET = "A reset restarts from the zero state, not from the default start of 1/2."
 
 
 @cache
@@ -52,9 +72,17 @@ class PositiveMixer(Mixer):
 
     starts_at_zero = False
 
-    def __init__(self, *args: Any, learnable_h0: bool = False, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.learnable_h0 = learnable_h0
+    def __init__(
+        self,
+        d_in: int | None = None,
+        d_h: int | None = None,
+        bias: bool = True,
+        *,
+        learnable_h0: bool = False,
+        **kwargs: Any,
+    ):
+        self.learnable_h0 = checks.flag("learnable_h0", learnable_h0)
+        super().__init__(d_in, d_h, bias, **kwargs)
         self.h0_pre: nn.Parameter | None = None
         if learnable_h0:
             self.h0_pre = nn.Parameter(self.in_proj.weight.new_zeros(self.d_h))
@@ -110,29 +138,8 @@ class MinGRU(PositiveMixer):
     Feng et al., Were RNNs All We Needed?, arXiv:2410.01201.
     """
 
-    def __init__(
-        self,
-        d_in: int | None = None,
-        d_h: int | None = None,
-        bias: bool = True,
-        *,
-        learnable_h0: bool = False,
-        decay: str | None = None,
-        decay_rate: float = 1.0,
-        log1p_delta: bool = False,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            d_in,
-            d_h,
-            spec=min_gru_spec(decay, log1p_delta),
-            bias=bias,
-            learnable_h0=learnable_h0,
-            decay=decay,
-            decay_rate=decay_rate,
-            log1p_delta=log1p_delta,
-            **kwargs,
-        )
+    def make_spec(self) -> Spec:
+        return min_gru_spec(self.decay, self.log1p_delta)
 
     def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
         (u_z, u_h), gamma = self.apart(given)
@@ -154,40 +161,27 @@ class MinGRU(PositiveMixer):
             GRU_D,
         ),
         symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
+            INPUT,
             Symbol("h_t", "(B, d_h)", "state and output; not negative"),
             Symbol("z_t", "(B, d_h)", "gate: weight of the candidate"),
             Symbol("k_t", "(B, d_h)", "1 − z_t, computed as a sigmoid of its own"),
             Symbol(r"\tilde{h}_t", "(B, d_h)", "candidate, g of an affine function of x_t"),
-            Symbol("g(x)", "scalar", "x + 1/2 for x ≥ 0, σ(x) below; continuous, above 0"),
-            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
+            POSITIVE,
+            WEIGHTS,
             *DECAY_SYMBOLS,
         ),
         deviations=(
-            Deviation(
-                "The scan runs on h, not on log h",
-                "all terms are positive, so nothing cancels; a cumulative sum of logarithms over "
-                "the whole sequence loses digits as it grows",
-                "none on the recurrence; more digits for long sequences",
-                "agreement",
-            ),
-            Deviation(
-                "The derivative of g at 0 is 1, that from the right",
-                "g has a kink there; the paper's logarithm of g has derivative 0 at it, because it "
-                "is written with a relu",
-                "a start g(h0_pre) that begins at h0_pre = 0 can be trained",
-                "gradients",
-            ),
+            LINEAR_SPACE,
+            KINK,
             EXACT_START,
             DECAY,
         ),
-        parallel_path="One affine scan over time, one number a channel: the Jacobian does not "
-        "contain the state, so one iteration is exact.",
+        parallel_path=ONE_SCAN,
         numerics="States are sums of products of positive numbers: no cancellation at any length. "
         "1 − z is a sigmoid of its own, so a gate near 1 leaves the old state with all its digits.",
         notes=(
             DECAY_NOTE,
-            "A reset restarts from the zero state, not from the default start of 1/2.",
+            ZERO_RESET,
             "The paper's vanilla form has h̃ = W_h x without g; SignedMinGRU is nearer to it.",
         ),
     )

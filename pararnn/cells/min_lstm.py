@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..spec import Spec, positive, sigmoid, softplus
 from .facts import Deviation, Facts, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
-from .min_gru import EXACT_START, PositiveMixer, candidate
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, ONE_SCAN, PAPER, WEIGHTS
+from .min_gru import EXACT_START, KINK, LINEAR_SPACE, POSITIVE, ZERO_RESET, PositiveMixer, candidate
 from .mixer import decay_stage, faded
 
 
@@ -57,29 +56,8 @@ class MinLSTM(PositiveMixer):
     Feng et al., Were RNNs All We Needed?, arXiv:2410.01201.
     """
 
-    def __init__(
-        self,
-        d_in: int | None = None,
-        d_h: int | None = None,
-        bias: bool = True,
-        *,
-        learnable_h0: bool = False,
-        decay: str | None = None,
-        decay_rate: float = 1.0,
-        log1p_delta: bool = False,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            d_in,
-            d_h,
-            spec=min_lstm_spec(decay, log1p_delta),
-            bias=bias,
-            learnable_h0=learnable_h0,
-            decay=decay,
-            decay_rate=decay_rate,
-            log1p_delta=log1p_delta,
-            **kwargs,
-        )
+    def make_spec(self) -> Spec:
+        return min_lstm_spec(self.decay, self.log1p_delta)
 
     def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
         (u_f, u_i, u_h), gamma = self.apart(given)
@@ -104,13 +82,13 @@ class MinLSTM(PositiveMixer):
             GRU_D,
         ),
         symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
+            INPUT,
             Symbol("h_t", "(B, d_h)", "state and output; not negative"),
             Symbol("q_t", "(B, d_h)", "log f − log i of the paper's gates"),
             Symbol("f'_t, i'_t", "(B, d_h)", "the normalised gates, f/(f + i) and i/(f + i)"),
             Symbol(r"\tilde{h}_t", "(B, d_h)", "candidate, g of an affine function of x_t"),
-            Symbol("g(x)", "scalar", "x + 1/2 for x ≥ 0, σ(x) below; continuous, above 0"),
-            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
+            POSITIVE,
+            WEIGHTS,
             *DECAY_SYMBOLS,
         ),
         deviations=(
@@ -121,29 +99,16 @@ class MinLSTM(PositiveMixer):
                 "none: the same numbers, right for all inputs",
                 "equation",
             ),
-            Deviation(
-                "The scan runs on h, not on log h",
-                "all terms are positive, so nothing cancels; a cumulative sum of logarithms over "
-                "the whole sequence loses digits as it grows",
-                "none on the recurrence; more digits for long sequences",
-                "agreement",
-            ),
-            Deviation(
-                "The derivative of g at 0 is 1, that from the right",
-                "g has a kink there; the paper's logarithm of g has derivative 0 at it, because it "
-                "is written with a relu",
-                "a start g(h0_pre) that begins at h0_pre = 0 can be trained",
-                "gradients",
-            ),
+            LINEAR_SPACE,
+            KINK,
             EXACT_START,
             DECAY,
         ),
-        parallel_path="One affine scan over time, one number a channel: the Jacobian does not "
-        "contain the state, so one iteration is exact.",
+        parallel_path=ONE_SCAN,
         numerics="States are sums of products of positive numbers: no cancellation at any length. "
         "Both gates closed (−30 and −90, say) give the right quotient, e^60 to 1.",
         notes=(
             DECAY_NOTE,
-            "A reset restarts from the zero state, not from the default start of 1/2.",
+            ZERO_RESET,
         ),
     )

@@ -66,10 +66,14 @@ class Mixer(Cell):
     solver are those of any cell. The public state is flat, ``(B, 1, W)``: all slots one after the
     other.
 
+    A subclass writes :meth:`make_spec` and ``recurrence``.
+
     Parameters
     ----------
     d_in, d_h
         Input and output width; also by ``input_size`` and ``hidden_size``.
+    bias
+        Whether the input heads have biases.
     decay
         Multiplies the transition by ``exp(-λ f(Δt))`` at every step: None, ``'fixed'``
         (``λ = decay_rate``) or ``'learnable'`` (one trained ``λ`` a channel, starting there).
@@ -77,7 +81,7 @@ class Mixer(Cell):
         ``λ``, or where it starts; positive.
     log1p_delta
         Whether ``f`` is ``log1p`` instead of the identity.
-    bias, device, dtype
+    device, dtype
         As for :class:`torch.nn.Linear`.
 
     Raises
@@ -92,17 +96,22 @@ class Mixer(Cell):
         self,
         d_in: int | None = None,
         d_h: int | None = None,
+        bias: bool = True,
         *,
-        spec: Spec,
         decay: str | None = None,
         decay_rate: float = 1.0,
         log1p_delta: bool = False,
         **kwargs: Any,
     ):
         checked_decay(decay, decay_rate)
-        self.decay, self.decay_rate, self.log1p_delta = decay, decay_rate, log1p_delta
+        self.decay, self.decay_rate = decay, decay_rate
+        self.log1p_delta = checks.flag("log1p_delta", log1p_delta)
         self._warned = False
-        super().__init__(d_in, d_h, spec=spec, **kwargs)
+        super().__init__(d_in, d_h, spec=self.make_spec(), bias=bias, **kwargs)
+
+    def make_spec(self) -> Spec:
+        """The Spec, from the attributes that are set before this constructor is called."""
+        raise NotImplementedError(f"{type(self).__name__}.make_spec() is not written.")
 
     # -- parameters ----------------------------------------------------------------------------
 

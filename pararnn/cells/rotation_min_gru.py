@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from .. import _checks as checks
 from ..spec import Spec, cos, sigmoid, sin, snap, tanh
 from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, VANILLA
 from .mixer import Mixer, decay_stage, faded
 
 SNAP = (2, 3, 4, 6)
@@ -103,9 +102,6 @@ class RotationMinGRU(LearnedStart):
         bias: bool = True,
         *,
         snap: Sequence[int] | None = SNAP,
-        decay: str | None = None,
-        decay_rate: float = 1.0,
-        log1p_delta: bool = False,
         hidden_size: int | None = None,
         **kwargs: Any,
     ):
@@ -114,16 +110,10 @@ class RotationMinGRU(LearnedStart):
             raise ValueError(f"d_h: got {width}, expected an even number: two a plane.")
         self.snap = None if snap is None else orders(snap)
         self._planes = width // 2
-        super().__init__(
-            d_in,
-            spec=rotation_spec(snap is not None, decay, log1p_delta),
-            sizes={"n": width // 2},
-            bias=bias,
-            decay=decay,
-            decay_rate=decay_rate,
-            log1p_delta=log1p_delta,
-            **kwargs,
-        )
+        super().__init__(d_in, bias=bias, sizes={"n": self._planes}, **kwargs)
+
+    def make_spec(self) -> Spec:
+        return rotation_spec(self.snap is not None, self.decay, self.log1p_delta)
 
     def constants(self) -> dict[str, Any]:
         if self.snap is None:
@@ -155,11 +145,7 @@ class RotationMinGRU(LearnedStart):
         summary="Minimal GRU over planes: the input turns each plane by an angle of a finite grid "
         "and scales one axis, also to a reflection. It can follow small groups, such as S3.",
         sources=(
-            replace(
-                PAPER,
-                equations="minGRU in its vanilla form, h = (1 - z) h + z h̃ with h̃ = W_h x: gate and "
-                "candidate are these, the transition is not",
-            ),
+            VANILLA,
             Source(
                 key="bengio2013estimating",
                 authors="Bengio, Léonard, Courville",
@@ -181,7 +167,7 @@ class RotationMinGRU(LearnedStart):
             GRU_D,
         ),
         symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
+            INPUT,
             Symbol("h_{x,t}, h_{y,t}", "(B, d_h / 2)", "state of all planes; slots 0 and 1"),
             Symbol("z_{x,t}, z_{y,t}", "(B, d_h / 2)", "gates: weight of what the input adds"),
             Symbol(r"\theta_t", "(B, d_h / 2)", "angle of every plane"),
@@ -206,7 +192,8 @@ class RotationMinGRU(LearnedStart):
             Deviation(
                 "Angles are rounded to multiples of 2π/m and gradients pass the rounding as if it "
                 "were the identity",
-                "exact angles do not drift over long sequences; the true derivative is 0",
+                "an error of W_θ x below half a step of the grid changes no angle, where free ones "
+                "add all errors up; the true derivative is 0",
                 "the gradient is not that of the function: it is that of the card's equations with "
                 "snap' = 1. snap=None has neither",
                 "snap",
@@ -215,8 +202,11 @@ class RotationMinGRU(LearnedStart):
         ),
         parallel_path="One affine scan over time, a 2×2 matrix a plane: the Jacobian does not "
         "contain the state, so one iteration is exact.",
-        numerics="A snapped angle is a rounded multiple of 2π/m, not a sum of small ones: a turn and "
-        "its inverse leave the state as it was up to a rounding. Norms do not grow: |d| < 1.",
+        numerics="Angles of the grid are multiples of 2π/m, rounded, and never sums of small ones. "
+        "One step is off by at most (2 |θ| + 20) u of the largest norm of the plane so far, with "
+        "u = 6e-8 in float32. Where |d| stays 1 nothing forgets these errors: T turns by one and "
+        "the same angle add them up to T times as much, 6e-3 of the norm at T = 100,000, and turns "
+        "that vary to about u √T. Norms do not grow but by rounding: |d| ≤ 1.",
         notes=(
             "The flat state is slot-major: all first coordinates, then all second ones. For states "
             "that are plane after plane, permute: number i of plane j is at i·(d_h / 2) + j.",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .. import _checks as checks
 from ..spec import Spec, sigmoid, tanh
 from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, PAPER
+from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, ONE_SCAN, VANILLA, WEIGHTS
 from .mixer import Mixer, decay_stage, faded
 
 
@@ -72,26 +72,18 @@ class SignedMinGRU(Mixer):
         *,
         learnable_h0: bool = False,
         coupled: bool = False,
-        decay: str | None = None,
-        decay_rate: float = 1.0,
-        log1p_delta: bool = False,
         **kwargs: Any,
     ):
-        self.coupled, self.learnable_h0 = coupled, learnable_h0
-        super().__init__(
-            d_in,
-            d_h,
-            spec=signed_min_gru_spec(coupled, decay, log1p_delta),
-            bias=bias,
-            decay=decay,
-            decay_rate=decay_rate,
-            log1p_delta=log1p_delta,
-            **kwargs,
-        )
+        self.coupled = checks.flag("coupled", coupled)
+        self.learnable_h0 = checks.flag("learnable_h0", learnable_h0)
+        super().__init__(d_in, d_h, bias, **kwargs)
         self.starts_at_zero = not learnable_h0  # type: ignore[misc]
         self.h0: nn.Parameter | None = None
         if learnable_h0:
             self.h0 = nn.Parameter(self.in_proj.weight.new_zeros(self.d_h))
+
+    def make_spec(self) -> Spec:
+        return signed_min_gru_spec(self.coupled, self.decay, self.log1p_delta)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -123,11 +115,7 @@ class SignedMinGRU(Mixer):
         summary="Minimal GRU whose transition is tanh of the input: it can turn the sign of the "
         "state, which parity needs, and the gate weighs the input only.",
         sources=(
-            replace(
-                PAPER,
-                equations="minGRU in its vanilla form, h = (1 - z) h + z h̃ with h̃ = W_h x: gate and "
-                "candidate are these, the transition is not",
-            ),
+            VANILLA,
             Source(
                 key="grazzi2025unlocking",
                 authors="Grazzi, Siems, Zela, Franke, Hutter, Pontil",
@@ -149,14 +137,14 @@ class SignedMinGRU(Mixer):
             GRU_D,
         ),
         symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
+            INPUT,
             Symbol("h_t", "(B, d_h)", "state and output; zero at the start"),
             Symbol("z_t", "(B, d_h)", "gate: weight of what the input adds"),
             Symbol(
                 "k_t", "(B, d_h)", "1 − z_t, computed as a sigmoid of its own; coupled=True only"
             ),
             Symbol("a_t", "(B, d_h)", "transition, in (−1, 1)"),
-            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
+            WEIGHTS,
             *DECAY_SYMBOLS,
         ),
         deviations=(
@@ -176,8 +164,7 @@ class SignedMinGRU(Mixer):
             ),
             DECAY,
         ),
-        parallel_path="One affine scan over time, one number a channel: the Jacobian does not "
-        "contain the state, so one iteration is exact.",
+        parallel_path=ONE_SCAN,
         numerics="|a| < 1, but a head can come as near to 1 as float32 has numbers: then errors of "
         "all steps add up, as they do in any sum.",
         notes=(

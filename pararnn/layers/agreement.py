@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._checks import full_precision
 from ..cells import Mixer
 from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.certificate import certify
 from ..solvers.sequential import sequential_states
-from ..solvers.task import Task, prepare
+from ..solvers.task import Task, has_spec, prepare
+from ..solvers.walkers import cut
 from .min_gru import MinGRUBlock, MinGRUStack
 from .para_rnn import ParaRNN, takes_gaps
 
@@ -102,6 +104,7 @@ def verify_agreement(
     config: NewtonConfig | None = None,
     *,
     h0: Tensor | None = None,
+    resets: Tensor | None = None,
     dt: Tensor | None = None,
 ) -> AgreementReport:
     """Compare the parallel solve of every recurrent layer with the sequential loop.
@@ -118,6 +121,8 @@ def verify_agreement(
         Solver settings to check, instead of the layer's own.
     h0
         Initial state for a cell or a ParaRNN.
+    resets
+        Bool mask for a cell, ``(B, T)``, or a ParaRNN: where a sequence starts again from zero.
     dt
         Time gaps, for a cell that takes them or a module that hands ``dt=…`` to such cells.
 
@@ -128,19 +133,20 @@ def verify_agreement(
     Raises
     ------
     TypeError
-        If the module is no cell and contains no ParaRNN and no mixer.
+        If the module is no cell and contains no ParaRNN and no mixer, or does not take an argument
+        that is given.
     ValueError
         If none of them ran on ``x``.
     """
     with torch.no_grad():
-        calls = _calls(module, x, config, h0, dt)
+        calls = recorded_calls(module, x, config, h0, resets, dt)
         layers = tuple(_compare(call) for call in calls)
     return AgreementReport(all(a.passed for a in layers), layers)
 
 
 @dataclass
-class _Call:
-    """One cell and the sequence that it is checked on."""
+class Call:
+    """One cell and the sequence that a module runs it on."""
 
     name: str
     cell: nn.Module
@@ -163,22 +169,24 @@ class _Call:
         )
 
 
-def _calls(
+def recorded_calls(
     module: nn.Module,
     x: Tensor,
-    config: NewtonConfig | None,
-    h0: Tensor | None,
-    dt: Tensor | None,
-) -> list[_Call]:
+    config: NewtonConfig | None = None,
+    h0: Tensor | None = None,
+    resets: Tensor | None = None,
+    dt: Tensor | None = None,
+) -> list[Call]:
+    """Every recurrent layer of a module and its input, found by running the module once."""
     if hasattr(module, "step") and hasattr(module, "state_shape"):
-        return [_Call("cell", module, x, h0, None, dt, "auto", config)]
+        return [Call("cell", module, x, h0, resets, dt, "auto", config)]
     found = [(name, m) for name, m in module.named_modules() if isinstance(m, ParaRNN | Mixer)]
     if not found:
         raise TypeError(
             f"module: got {type(module).__name__}, expected a cell, a ParaRNN, or a model that "
             "contains ParaRNN layers or mixers."
         )
-    calls: list[_Call] = []
+    calls: list[Call] = []
     modes = [(m, m.training) for m in module.modules()]
     handles = [
         layer.register_forward_pre_hook(
@@ -191,7 +199,8 @@ def _calls(
     ]
     module.eval()
     argument = "delta_t" if isinstance(module, MinGRUBlock | MinGRUStack) else "dt"
-    given = {} if dt is None else {argument: dt}
+    given = {argument: dt, "resets": resets}
+    given = {name: value for name, value in given.items() if value is not None}
     try:
         if isinstance(module, ParaRNN):
             module(x, h0, **given)
@@ -205,12 +214,12 @@ def _calls(
     if not calls:
         raise ValueError(
             f"module: none of the recurrent layers of {type(module).__name__} ran on this input, "
-            "so there is nothing to compare."
+            "so there is nothing to see."
         )
     return calls
 
 
-def _recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any:
+def _recorder(calls: list[Call], name: str, config: NewtonConfig | None) -> Any:
     """A hook that notes what every cell of a ParaRNN is run on."""
     prefix = f"{name}." if name else ""
 
@@ -233,7 +242,7 @@ def _recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any
         for i, cell in enumerate(rnn.cells):
             state = None if start is None else start[i]
             gaps = dt if takes_gaps(cell) else None
-            call = _Call(
+            call = Call(
                 f"{prefix}cells[{i}]", cell, inner, state, resets, gaps, rnn.solver, settings
             )
             calls.append(call)
@@ -242,7 +251,7 @@ def _recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any
     return hook
 
 
-def _mixer_recorder(calls: list[_Call], name: str, config: NewtonConfig | None) -> Any:
+def _mixer_recorder(calls: list[Call], name: str, config: NewtonConfig | None) -> Any:
     """A hook that notes what a mixer is run on."""
 
     def hook(mixer: Mixer, args: tuple, kwargs: dict) -> None:
@@ -250,13 +259,13 @@ def _mixer_recorder(calls: list[_Call], name: str, config: NewtonConfig | None) 
         given |= dict(zip(("x", "h_0", "delta_t"), args, strict=False))
         x = given["x"]
         start, gaps = mixer.given(x, given["h_0"], given["delta_t"])
-        calls.append(_Call(name, mixer, x, start, None, gaps, "auto", config))
+        calls.append(Call(name, mixer, x, start, None, gaps, "auto", config))
 
     return hook
 
 
-def _compare(call: _Call) -> LayerAgreement:
-    cell = call.cell
+def _compare(call: Call) -> LayerAgreement:
+    cell: Any = call.cell
     task = prepare(cell, call.x, call.h0, call.resets, dt=call.dt)
     solution = call.solution()
     reference = sequential_states(task)
@@ -265,9 +274,10 @@ def _compare(call: _Call) -> LayerAgreement:
     error = _difference(solution.states, reference.to(solution.states.dtype))
     tolerance = _tolerance(task, proof.amplification)
     passed = solution.converged and error <= tolerance
+    apart = 0.0 if passed else _equations_apart(task, reference)
     return LayerAgreement(
         layer=call.name,
-        cell=type(cell).__name__,
+        cell=cell.spec.name if has_spec(cell) else type(cell).__name__,
         jac_structure=str(getattr(cell, "jac_structure", "unknown")),
         dtype=str(task.u.dtype).removeprefix("torch."),
         shape=tuple(solution.states.shape),
@@ -284,11 +294,28 @@ def _compare(call: _Call) -> LayerAgreement:
         certified=proof.error_bound,
         amplification=proof.amplification,
         passed=passed,
-        reason=_reason(solution.converged, passed, error, tolerance, proof),
+        reason=_reason(task, solution.converged, passed, error, apart, proof),
     )
 
 
-def _reason(converged: bool, passed: bool, error: float, tolerance: float, proof: Any) -> str:
+def _equations_apart(task: Task, states: Tensor) -> float:
+    """How much the Spec and the hand-written recurrence differ in one step from the same state."""
+    if not has_spec(task.cell) or not states.numel():
+        return 0.0
+    before = cut(torch.cat([task.h0.unsqueeze(1), states[:, :-1]], 1), task.resets)
+    with full_precision(states.device):
+        return _difference(task.make(task.params).step(before, task.inputs), states)
+
+
+def _reason(
+    task: Task, converged: bool, passed: bool, error: float, apart: float, proof: Any
+) -> str:
+    rounding = 64 * torch.finfo(task.h0.dtype).eps
+    if apart > rounding:
+        return (
+            f"the Spec and the hand-written recurrence are different equations: they differ by "
+            f"{apart:.1e} in one step from the same state, where rounding is below {rounding:.0e}"
+        )
     if not converged:
         return "the solve did not converge; leave max_iters unset to iterate until it does"
     if not passed and not math.isfinite(error):

@@ -63,9 +63,11 @@ class MinGRUBlock(nn.Module):
     ):
         super().__init__()
         checks.positive("d_model", d_model)
-        if mlp_expansion != 0:
+        checks.parameter_dtype(dtype)
+        if mlp_expansion != 0 or type(mlp_expansion) is not int:
             checks.positive("mlp_expansion", mlp_expansion)
         _probability(dropout)
+        checks.flag("learnable_h0", learnable_h0)
         chosen, settings = known(mixer), keywords("mixer_kwargs", mixer_kwargs)
         _can_learn_start(learnable_h0, [chosen])
         if learnable_h0 and chosen.learnable_h0:
@@ -115,7 +117,7 @@ class MinGRUBlock(nn.Module):
             If shapes, dtypes or devices do not fit; nothing is broadcast. If ``delta_t`` is missing
             or not wanted.
         """
-        _shaped("x", x, ("B", "T"), self.d_model)
+        _fits("x", x, ("B", "T"), self.d_model, self.norm1.weight)
         y, state = self.mixer(self.norm1(x), h_0, delta_t, return_state=True)
         return self._finished(x, y), state
 
@@ -127,12 +129,13 @@ class MinGRUBlock(nn.Module):
         Returns the output ``(B, d_model)`` and the state ``(B, W)``. Step by step, a sequence gives
         what :meth:`forward` gives for the whole, and the same gradients if they are enabled.
         """
-        _shaped("x_t", x_t, ("B",), self.d_model)
+        _fits("x_t", x_t, ("B",), self.d_model, self.norm1.weight)
         y, state = self.mixer.stream(self.norm1(x_t), h_prev, delta_t)
         return self._finished(x_t, y), state
 
     def init_state(self, batch: int) -> Tensor:
         """The mixer's own start, ``(B, 1, W)``."""
+        _batch(batch)
         return self.mixer.init_state(batch).flatten(1).unsqueeze(1)
 
     def _finished(self, x: Tensor, y: Tensor) -> Tensor:
@@ -206,6 +209,8 @@ class MinGRUStack(nn.Module):
             ("n_layers", n_layers),
         ):
             checks.positive(name, size)
+        checks.parameter_dtype(dtype)
+        checks.flag("learnable_h0", learnable_h0)
         layers = plan(mixer, mixer_kwargs, n_layers, decay_layers)
         mixers = [MIXERS[name] for name, _ in layers]
         _can_learn_start(learnable_h0, mixers)
@@ -268,7 +273,7 @@ class MinGRUStack(nn.Module):
             As for :meth:`MinGRUBlock.forward`; if ``state`` does not have one entry a block; if
             ``delta_t`` is given and no block has decay.
         """
-        _shaped("x", x, ("B", "T"), self.input_size)
+        _fits("x", x, ("B", "T"), self.input_size, self.norm_out.weight)
         return self._run("forward", x, state, delta_t)
 
     def step(
@@ -283,7 +288,7 @@ class MinGRUStack(nn.Module):
         sequence gives what :meth:`forward` gives for the whole, and the same gradients if they are
         enabled.
         """
-        _shaped("x_t", x_t, ("B",), self.input_size)
+        _fits("x_t", x_t, ("B",), self.input_size, self.norm_out.weight)
         return self._run("step", x_t, state, delta_t)
 
     def init_state(self, batch: int | None = None) -> list[Any]:
@@ -330,7 +335,14 @@ class MinGRUStack(nn.Module):
         return list(state)
 
 
-def _probability(dropout: float) -> None:
+def _batch(batch: object) -> None:
+    if batch != 0 or type(batch) is not int:
+        checks.positive("batch", batch)
+
+
+def _probability(dropout: object) -> None:
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float):
+        raise TypeError(f"dropout: got {dropout!r}, expected a probability in [0, 1).")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1).")
 
@@ -342,9 +354,17 @@ def _can_learn_start(wanted: bool, mixers: Sequence[MixerEntry]) -> None:
         )
 
 
-def _shaped(name: str, value: object, lead: tuple[str, ...], width: int) -> None:
-    tensor = checks.floating(name, value)
+def _fits(
+    name: str, value: object, lead: tuple[str, ...], width: int, parameter: nn.Parameter
+) -> None:
+    """Raise unless this is an input of a module with such parameters."""
+    tensor = checks.same_device(name, checks.floating(name, value), parameter.device)
     if tensor.ndim != len(lead) + 1 or tensor.shape[-1] != width:
         raise ValueError(
             f"{name}: got shape {tuple(tensor.shape)}, expected ({', '.join(lead)}, {width})."
+        )
+    if tensor.dtype != parameter.dtype and not torch.is_autocast_enabled(tensor.device.type):
+        raise TypeError(
+            f"{name}: got dtype {tensor.dtype}, expected {parameter.dtype} as the parameters; "
+            "convert one of them with .to(...) or use torch.autocast."
         )

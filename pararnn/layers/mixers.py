@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from ..cells import (
+    Cell,
     DeltaMinGRU,
     GivensMinGRU,
     MinGRU,
@@ -46,8 +51,32 @@ class MixerEntry:
         return self.grid is not None and settings.get(self.grid, True) is not None
 
     def build(self, width: int, settings: Mapping[str, Any], **common: Any) -> Mixer:
-        """A new one from ``width`` to ``width``."""
-        return self.cell(width, width, **{**common, **settings})
+        """A new one from ``width`` to ``width``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``settings`` has something that is no argument of the class, or a value does not fit.
+        """
+        allowed = arguments(self.cell)
+        unknown = [name for name in settings if name not in allowed]
+        if unknown:
+            raise TypeError(
+                f"mixer_kwargs: got {unknown[0]!r}, expected arguments of {self.cell.__name__}: "
+                f"{', '.join(allowed)}."
+            )
+        return self.cell(width, width, **common, **settings)
+
+
+def arguments(cell: type[Mixer]) -> list[str]:
+    """What a block may pass on to a mixer: all named arguments but widths, device and dtype."""
+    found: dict[str, None] = {}
+    for base in itertools.takewhile(lambda c: c not in (Cell, nn.Module), cell.__mro__):
+        if "__init__" in vars(base):
+            for p in inspect.signature(vars(base)["__init__"]).parameters.values():
+                if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                    found[p.name] = None
+    return [name for name in found if name not in ("self", "d_in", "d_h", "hidden_size")]
 
 
 MIXERS: dict[str, MixerEntry] = {

@@ -12,6 +12,7 @@ from .._checks import state_dtype
 from ..solvers import NewtonConfig
 from ..solvers.api import choice
 from ..solvers.task import Task, has_spec
+from .agreement import recorded_calls
 from .min_gru import MinGRUBlock, MinGRUStack
 from .para_rnn import ParaRNN, takes_gaps
 
@@ -45,16 +46,17 @@ class Explanation:
 def explain(
     module: Any, x: Tensor, config: NewtonConfig | None = None, *, method: str | None = None
 ) -> Explanation:
-    """Say which path a module would take on an input, and why, without running it.
+    """Say which path a module would take on an input, and why.
 
     Parameters
     ----------
     module
         A :class:`~pararnn.ParaRNN`, a :class:`~pararnn.MinGRUBlock` or
-        :class:`~pararnn.MinGRUStack`, or a cell.
+        :class:`~pararnn.MinGRUStack`, or a cell: these are not run. Or any model that contains
+        ParaRNN layers or mixers, which is run once, to see what they get.
     x
-        Input ``(B, T, d_in)`` (time first, if that is how the layer takes it): only its shape,
-        dtype and device matter.
+        Input ``(B, T, d_in)`` (time first, or one sequence ``(T, d_in)``, if that is how the layer
+        takes it): only its shape, dtype and device matter. Of a model, what it takes.
     config, method
         As for :func:`~pararnn.solve`; a layer's own if not given.
 
@@ -63,18 +65,18 @@ def explain(
     TypeError
         If the module is none of these, or the input no tensor.
     ValueError
-        If the input does not have three dimensions.
+        If the input does not have three dimensions (or two, for a ParaRNN).
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}, expected a tensor of shape (B, T, d_in).")
-    if x.ndim != 3:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, T, d_in).")
     cells: list[Any]
     if isinstance(module, ParaRNN):
         cells = list(module.cells)
         config = config or module.config
         method = method or module.solver
-        if not module.batch_first:
+        if x.ndim == 2:
+            x = x.unsqueeze(0)
+        elif not module.batch_first:
             x = x.transpose(0, 1)
     elif isinstance(module, MinGRUStack):
         cells = [block.mixer for block in module.blocks.children()]
@@ -83,9 +85,13 @@ def explain(
     elif hasattr(module, "step") and hasattr(module, "state_shape"):
         cells = [module]
     else:
-        raise TypeError(
-            f"module: got {type(module).__name__}, expected a ParaRNN, a MinGRUStack or a cell."
+        with torch.no_grad():
+            calls = recorded_calls(module, x, config)
+        return Explanation(
+            tuple(_path(c.cell, c.x, c.config or NewtonConfig(), method or c.solver) for c in calls)
         )
+    if x.ndim != 3:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, T, d_in).")
     return Explanation(
         tuple(_path(c, x, config or NewtonConfig(), method or "auto") for c in cells)
     )

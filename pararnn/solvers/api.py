@@ -21,9 +21,9 @@ from .config import (
 )
 from .cost import chunk_length
 from .engine import Outcome, Plan, run
-from .fused import FORWARD_MODE, refusal, settings, solve_fused
+from .fused import refusal, settings, solve_fused
 from .implicit import Problem, Solve, linearized
-from .linear import scannable
+from .linear import scannable, transformable_states
 from .operators import planned
 from .partition import Partition
 from .sequential import sequential_states
@@ -234,18 +234,15 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
     length, reason = _asked_length(total, config, method)
     asked = length is not None
     refused = refusal(task, config, method)
-    if (
-        _free(config, method)
-        and config.backend != "fused"
-        and task.has_tangents
-        and not (layer and hasattr(task.cell, "through"))
-    ):
-        reason = f"{FORWARD_MODE}: loop over the hand-written step"
-        return Choice("eager", "sequential", total, min(total, 1), 0, reason, asked, True)
     if refused is not None and config.backend != "fused" and _one_scan(task, config, method, layer):
         reason = "linear in its state: one exact scan"
         reason += "" if task.u.device.type == "cpu" else f"; not fused: {refused}"
         return Choice("eager", "scan", total, min(total, 1), 0, reason, asked, False)
+    if _free(config, method) and config.backend != "fused" and task.transformed:
+        reason = (
+            "torch.func transforms and forward-mode derivatives: loop over the hand-written step"
+        )
+        return Choice("eager", "sequential", total, min(total, 1), 0, reason, asked, True)
     if refused is not None and config.backend == "fused":
         raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
     device, numbers = task.u.device.type, task.u.shape[0] * math.prod(task.cell.state_shape)
@@ -319,7 +316,9 @@ def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     outcome = None
     if chosen.scan and hasattr(task.cell, "through"):
         return _through(task, config, chosen)
-    if chosen.scan:
+    if chosen.scan and task.differentiated:
+        states = transformable_states(task)
+    elif chosen.scan:
         cell = task.cell
         sizes = [cell.sizes[a] for a in cell.spec.axes]
         arguments = (task.u, task.dt, task.start, task.resets, list(task.params))

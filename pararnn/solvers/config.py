@@ -177,6 +177,20 @@ class Solution:
     progress: Progress | None = field(repr=False)
     parts: tuple[Tensor, Callable[[], Tensor]] = field(repr=False)
 
+    def __repr__(self) -> str:
+        """What ran and how it went. On a GPU it waits for the device, as printing a tensor does."""
+        ran = f"{self.method} of {self.chunks} × {self.chunk_length} steps, {self.path}"
+        if self.progress is None:
+            went = "no report inside torch.compile"
+        else:
+            went = (
+                f"converged={self.converged}, iterations={self.iterations}, "
+                f"residual={self.residual:.1e}, fallback={self.fallback}"
+            )
+        bound = "" if self.error_bound is None else f", error_bound={self.error_bound:.1e}"
+        shape = tuple(self.output.shape)
+        return f"Solution(output {shape}, {ran}: {self.reason}; {went}{bound})"
+
     @property
     def output(self) -> Tensor:
         return self.parts[0]

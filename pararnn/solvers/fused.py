@@ -24,12 +24,10 @@ def unfit(cell: Any, device: torch.device, backend: str) -> str | None:
         return "the tensors are on 'cpu'"
     if torch.compiler.is_compiling():
         return None
-    if torch._C._are_functorch_transforms_active():
-        return "torch.func transforms do not see into a kernel"
     return kernels.missing(device)
 
 
-FORWARD_MODE = "forward-mode derivatives"
+TRANSFORMED = "torch.func transforms and forward-mode derivatives do not see into a kernel"
 
 
 def refusal(task: Task, config: NewtonConfig, method: str) -> str | None:
@@ -46,8 +44,8 @@ def refusal(task: Task, config: NewtonConfig, method: str) -> str | None:
         return f"asked for: on_divergence={config.on_divergence!r}, which the host must watch"
     if config.jacobian in ("quasi", "none"):
         return f"asked for: jacobian={config.jacobian!r}, and the kernels carry exact Jacobians"
-    if task.has_tangents:
-        return FORWARD_MODE
+    if task.transformed:
+        return TRANSFORMED
     return unfit(task.cell, task.u.device, config.backend)
 
 

@@ -10,18 +10,20 @@ kept for the backward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .._checks import full_precision, state_dtype
 from ..scan import affine_scan
+from ..scan.autograd import scan
 from ..spec import Spec
 from .columns import column_scan
 from .dynamics import SpecDynamics, pack
 from .implicit import GROUP, Problem, differentiable_gradients, first_order
 from .operators import spec_of
+from .task import Task
 from .walkers import cut
 
 
@@ -44,6 +46,20 @@ def linear_states(
         )
     a = cut(dynamics.operator(coefficients, "exact", b), resets)
     return affine_scan(a, b, h0, out=out)
+
+
+def transformable_states(task: Task) -> Tensor:
+    """All states from operations that derivatives of ``torch.func`` and forward mode see through,
+    any number of times. It keeps the operators of all steps."""
+    with full_precision(task.u.device):
+        dynamics = cast(SpecDynamics, task.make(task.params))
+        coefficients, b = dynamics.affine(task.inputs)
+        op = cut(dynamics.operator(coefficients, "exact", b), task.resets)
+        if not dynamics.several:
+            return scan(op, b, task.h0)
+        axes = task.cell.state_shape[1:]
+        states = scan(op.flatten(4), b.flatten(3), task.h0.flatten(2), "block")
+        return states.unflatten(-1, axes)
 
 
 def groups(u: Tensor, numbers: int) -> list[slice]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import _checks as checks
 from .config import BACKENDS
-from .fused import unfit
+from .fused import TRANSFORMED, unfit
 from .task import has_spec
 
 
@@ -71,7 +71,7 @@ def decode(
                 f"out: got {out.dtype} of shape {tuple(out.shape)} on {out.device}, expected "
                 f"{h.dtype} of shape {tuple(h.shape)} on {h.device}, like h."
             )
-    refused = _decode_refusal(cell, h, recorded, backend)
+    refused = _decode_refusal(cell, h.device, recorded, checks.transformed(*leaves), backend)
     if refused is not None and backend == "fused":
         raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
     if refused is not None:
@@ -90,11 +90,15 @@ def decode(
     return target
 
 
-def _decode_refusal(cell: Any, h: Tensor, recorded: bool, backend: str) -> str | None:
+def _decode_refusal(
+    cell: Any, device: torch.device, recorded: bool, transformed: bool, backend: str
+) -> str | None:
     if backend == "eager":
         return "asked for: backend='eager'"
     if not has_spec(cell):
         return f"{type(cell).__name__} has no Spec"
     if recorded:
         return "gradients are recorded"
-    return unfit(cell, h.device, backend)
+    if transformed:
+        return TRANSFORMED
+    return unfit(cell, device, backend)

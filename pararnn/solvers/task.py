@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import _checks as checks
 from .dynamics import SpecDynamics, pack
@@ -60,15 +59,18 @@ class Task:
         return self.u if self.dt is None else pack(self.u, self.dt)
 
     @property
-    def has_tangents(self) -> bool:
-        """Whether an argument has a tangent: forward-mode derivatives, as of ``torch.func.jvp``.
+    def transformed(self) -> bool:
+        """Whether ``torch.func`` or forward mode looks into this solve."""
+        return checks.transformed(*self._given)
 
-        An operator without a rule for them would drop them, and not always with an error.
-        """
-        if torch.compiler.is_compiling():
-            return False
-        given = (self.u, self.start, self.dt, *self.params)
-        return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in given)
+    @property
+    def differentiated(self) -> bool:
+        """Whether ``torch.func`` or forward mode differentiates this solve."""
+        return checks.differentiated(*self._given)
+
+    @property
+    def _given(self) -> tuple[Tensor | None, ...]:
+        return self.u, self.start, self.dt, *self.params
 
     def make(self, params: tuple[Tensor, ...]) -> Dynamics:
         """The recurrence with the given recurrent parameters."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .._checks import transformed
 from ..spec import Spec
 from ..spec.program import load, print_program
 
@@ -35,14 +36,20 @@ def _maximum(a: Tensor | float, b: Tensor | float) -> Tensor:
     return torch.maximum(a, b)
 
 
+def _watched(x: Tensor) -> bool:
+    """Whether something may differentiate what is done to ``x``: autograd, forward-mode
+    derivatives or a transform of ``torch.func``."""
+    return (x.requires_grad and torch.is_grad_enabled()) or transformed(x)
+
+
 def _positive(x: Tensor) -> Tensor:
-    if not (x.requires_grad and torch.is_grad_enabled()):  # faster than a choice, and the same
+    if not _watched(x):  # faster than a choice, and the same
         return torch.sigmoid(x.clamp_max(0)).add_(x.clamp_min(0))
     return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
 
 
 def _positive_slope(x: Tensor, y: Tensor) -> Tensor:
-    if not (y.requires_grad and torch.is_grad_enabled()):
+    if not _watched(y):
         return (y * (1 - y)).masked_fill_(x >= 0, 1.0)
     return torch.where(x >= 0, torch.ones_like(y), y * (1 - y))
 
@@ -50,7 +57,7 @@ def _positive_slope(x: Tensor, y: Tensor) -> Tensor:
 def snap(x: Tensor, m: Tensor | float) -> Tensor:
     """The multiple of ``2π/m`` nearest to ``x``, exactly; its derivative is 1."""
     near = torch.round(x.detach() * (m * (0.5 / math.pi))) * (2 * math.pi / m)
-    return near + (x - x.detach()) if x.requires_grad else near
+    return near + (x - x.detach()) if _watched(x) else near
 
 
 def _heaviside(x: Tensor) -> Tensor:

@@ -53,6 +53,14 @@ if TYPE_CHECKING:
 LANGUAGE = (sympy.Symbol, sympy.Rational, sympy.Float, sympy.Add, sympy.Mul, sympy.Pow)
 
 
+HINTS = (
+    "Use the functions of pararnn.spec (sigmoid, tanh, …), not those of torch, numpy or math; unpack "
+    "what drives() returns, as in (u,) = s.drives('u'); and put maximum(a, b) for max(a, b): an "
+    "expression has no value that 'if' could test."
+)
+"""What goes wrong where Python itself raises while a Spec is written."""
+
+
 def canonical(expr: sympy.Expr) -> sympy.Expr:
     """Rebuild an unevaluated expression with SymPy's evaluation switched on."""
     if not expr.args:
@@ -161,11 +169,18 @@ class Spec:
         self._evaluate.enter_context(sympy.evaluate(False))
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         self._evaluate.close()
         self._open = False
-        if exc_type is None:
+        if kind is None:
             self._freeze()
+        elif isinstance(error, TypeError | ValueError) and not isinstance(error, SpecError):
+            raise SpecError(
+                f"Spec {self.name!r}: got {kind.__name__} ({error}), expected expressions of "
+                f"symbols. {HINTS}"
+            ) from error
 
     def _claim(self, name: str) -> sympy.Symbol:
         if not self._open:

@@ -113,3 +113,24 @@ def test_programs_grow_with_the_rounds_only_linearly():
 def test_says_that_it_is_orthogonal():
     assert GivensMinGRU(3, 8).orthogonal
     assert not GivensMinGRU(3, 8, decay="fixed").orthogonal
+
+
+@pytest.mark.parametrize(("block_size", "rounds"), [(4, 1), (8, 3)])
+@pytest.mark.parametrize("method", ["auto", "sequential"])
+def test_roundings_add_up_as_the_card_says(block_size, rounds, method):
+    torch.manual_seed(1)
+    cell = GivensMinGRU(3, 2 * block_size, block_size=block_size, rounds=rounds)
+    exact = cell.rebuilt().double()
+    exact.load_state_dict(cell.state_dict())
+    u = cell.drives(torch.randn(1, 4000, 3)).detach()
+    with torch.no_grad():
+        states = solve(cell, drives=u, method=method).states.double()
+        want = solve(exact, drives=u.double()).states
+    error = (states - want).norm(dim=-2)
+    largest = want.norm(dim=-2).cummax(1).values
+    steps = torch.arange(1, 4001).reshape(1, -1, 1)
+    unit = 2.0**-24
+    assert (error <= (6 * rounds + 9) * unit * steps * largest).all()
+    walk = unit * (rounds * steps).sqrt() * largest
+    assert (error[:, 100:] <= 4 * walk[:, 100:]).all()
+    assert error[:, -1].max() >= walk[:, -1].min() / 30

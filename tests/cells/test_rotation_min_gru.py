@@ -134,3 +134,25 @@ def test_half_precision_does_not_move_the_grid():
     h = torch.ones(1, 2, 4)
     end = solve(layer, drives=u, h0=h).final_state
     torch.testing.assert_close(end[:, :, 1], h[:, :, 1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("snap", [(2, 3, 4, 6), (3,), None])
+@pytest.mark.parametrize("varied", [True, False])
+def test_roundings_add_up_as_the_card_says(snap, varied):
+    """Where nothing is forgotten: |d| = 1, and nothing is added."""
+    torch.manual_seed(1)
+    cell = RotationMinGRU(3, 8, snap=snap)
+    exact = cell.rebuilt().double()
+    exact.load_state_dict(cell.state_dict())
+    u = torch.zeros(1, 4000, 24)
+    u[..., 16:20] = 3 * torch.randn(1, 4000, 4) if varied else 2.1
+    u[..., 20:] = 12.0
+    with torch.no_grad():
+        states = solve(cell, drives=u).states.double()
+        want = solve(exact, drives=u.double()).states
+    error = (states - want).norm(dim=-2)
+    norm = want.norm(dim=-2)
+    bound = ((2 * (u[..., 16:20].abs() + 3.2) + 20) * 2.0**-24).cumsum(1)
+    assert (error <= bound * norm[:, :1]).all()
+    if not varied:  # the errors of equal turns do add up
+        assert error[:, -1].max() > 1e3 * 2.0**-24 * norm.min()

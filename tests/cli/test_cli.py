@@ -66,6 +66,10 @@ def test_verify_takes_all_variants(capsys):
     status, out, _ = run(capsys, "verify", "ParaGRU", "--length", "20")
     assert status == 0
     assert out.count("PASS") == 2
+    assert [line.split()[1] for line in out.splitlines() if "cell:" in line] == [
+        "ParaGRU[diag]",
+        "ParaGRU[head]",
+    ]
 
 
 def test_verify_fails_with_status_1(capsys, monkeypatch):
@@ -90,7 +94,8 @@ def test_verify_fails_with_status_1(capsys, monkeypatch):
         (("show", "nowhere:cell"), "nowhere:cell: No module named 'nowhere'; run this where"),
         (("show", "examples.elman:nothing"), "has no 'nothing'"),
         (("show", "torch:nn"), "got module, expected a function"),
-        (("verify", "ParaLSTM9"), "got cell 'ParaLSTM9'"),
+        (("verify", "ParaLSTM9"), "for a cell of your own. Did you mean 'ParaLSTM'?"),
+        (("show", "mingru[decay"), "Did you mean 'MinGRU[decay]'?"),
         (("verify", "ParaGRU[head]", "--width", "7"), "got 2 heads for d_h=7"),
         (("verify", "examples.elman:Elman"), "expected a factory that needs no arguments"),
         (("verify", "examples.elman:elman"), "got Spec, expected a factory"),
@@ -187,6 +192,8 @@ def test_probe(capsys, monkeypatch):
     ("arguments", "message"),
     [
         (("S4", "GRU"), "task: got 'S4', expected one of parity, S3"),
+        (("Parity", "signed"), "Did you mean 'parity'?"),
+        (("S3", "signd"), "Did you mean 'signed'?"),
         (("S3", "gru"), "model: got 'gru', expected one of GRU"),
         (("S3", "signed-decay"), "no time gaps"),
         (("S3", "GRU", "--device", "nowhere"), "--device nowhere"),

@@ -431,7 +431,7 @@ def test_transforms_do_not_reach_a_kernel(kit):
         lambda: torch.func.grad(lambda x: solve(cell, x, fused).output.sum())(x),
         lambda: torch.func.vmap(lambda x: solve(cell, x, fused).output)(x[None]),
     ):
-        with pytest.raises(ValueError, match=r"transforms do not see into a kernel|forward-mode"):
+        with pytest.raises(ValueError, match="do not see into a kernel"):
             transformed()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, v)

@@ -9,7 +9,17 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from pararnn import Cell, NewtonConfig, ParaGRU, ParaM2RNN, ParaRNN, Spec, tanh, verify_agreement
+from pararnn import (
+    Cell,
+    NewtonConfig,
+    ParaGRU,
+    ParaM2RNN,
+    ParaRNN,
+    Spec,
+    explain,
+    tanh,
+    verify_agreement,
+)
 
 
 def elman():
@@ -81,7 +91,7 @@ def test_layers_of_a_model_are_named():
         "first.cells[1]",
         "second.cells[0]",
     ]
-    assert [a.cell for a in report.layers] == ["ParaGRU", "ParaGRU", "ParaM2RNN"]
+    assert [a.cell for a in report.layers] == ["ParaGRU[diag]", "ParaGRU[diag]", "ParaM2RNN"]
 
 
 @pytest.mark.parametrize("error", [1e-3, 3e-5])
@@ -100,7 +110,8 @@ def test_a_broken_equation_fails(error, wrap):
         assert not report.passed
         assert "FAIL" in str(report)
         assert report.layers[0].error > report.layers[0].tolerance
-        assert "limit" in report.layers[0].reason
+        assert "are different equations" in report.layers[0].reason
+        assert report.layers[0].reason.count("e-") == 2
 
 
 def test_a_broken_double_precision_cell_fails():
@@ -253,3 +264,55 @@ def test_nan_on_both_sides_agrees_and_on_one_side_does_not():
         bad.in_proj.weight[0].zero_()
     report = verify_agreement(bad, x)
     assert not report.passed
+
+
+@pytest.mark.parametrize("wrap", [lambda c: c, ParaRNN, lambda c: ParaRNN(c, batch_first=False)])
+def test_resets(wrap):
+    torch.manual_seed(0)
+    module = wrap(ParaGRU(3, 4))
+    x, resets = torch.randn(2, 30, 3), torch.rand(2, 30) < 0.2
+    if isinstance(module, ParaRNN) and not module.batch_first:
+        x, resets = x.transpose(0, 1), resets.T
+    assert verify_agreement(module, x, resets=resets).passed
+    with pytest.raises(ValueError, match="resets: got"):
+        verify_agreement(module, x, resets=resets[:1])
+
+
+class Amplifying(Cell):
+    """Rounding errors grow: the limit is exceeded, and the equations are the same."""
+
+    spec = elman()
+
+    def recurrence(self, h, u, w):
+        return torch.tanh(w * h + u)
+
+
+def test_the_equation_is_blamed_only_if_it_differs(monkeypatch):
+    from pararnn.layers import agreement
+
+    monkeypatch.setattr(agreement, "_tolerance", lambda *_: -1.0)
+    torch.manual_seed(0)
+    cell = Amplifying(3, 4)
+    with torch.no_grad():
+        cell.w.fill_(4.0)
+    (layer,) = verify_agreement(cell, torch.randn(2, 300, 3), NewtonConfig(chunk_length=8)).layers
+    assert not layer.passed
+    assert "rounding errors can grow" in layer.reason
+
+
+# -- explain -----------------------------------------------------------------------------------
+
+
+def test_paths_of_a_model_and_of_one_sequence():
+    model, x = Model(), torch.randn(2, 30, 3)
+    said = explain(model, x)
+    assert [layer.cell for layer in said.layers] == ["ParaGRU[diag]"] * 2 + ["ParaM2RNN"]
+    assert {layer.chunks * layer.chunk_length for layer in said.layers} == {30}
+    assert model.training
+    assert explain(model, x, method="newton").layers[0].method == "newton"
+    alone = explain(model.first, x[0])
+    assert alone.layers == explain(model.first, x[:1]).layers
+    with pytest.raises(ValueError, match=r"x: got shape \(3,\)"):
+        explain(model.first, x[0, 0])
+    with pytest.raises(TypeError, match="got Linear, expected a cell"):
+        explain(nn.Linear(3, 3), x)

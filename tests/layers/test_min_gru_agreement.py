@@ -25,7 +25,7 @@ def test_every_mixer_of_a_stack_is_checked():
     report = verify_agreement(stack, x)
     assert report.passed
     assert [a.layer for a in report.layers] == ["blocks.0.mixer", "blocks.1.mixer"]
-    assert [a.cell for a in report.layers] == ["SignedMinGRU", "GivensMinGRU"]
+    assert [a.cell for a in report.layers] == ["SignedMinGRU", "GivensMinGRU[8, 3]"]
     assert stack.training
 
 
@@ -73,5 +73,5 @@ def test_paths_of_a_stack():
         block.mixer.spec.name for block in stack.blocks
     ]
     assert explain(stack.blocks[0], x).layers == said.layers[:1]
-    with pytest.raises(TypeError, match="expected a ParaRNN, a MinGRUStack or a cell"):
+    with pytest.raises(TypeError, match="expected a cell, a ParaRNN, or a model"):
         explain(nn.Linear(5, 8), x)

@@ -367,3 +367,24 @@ def test_rotations_warn_once():
             warnings.simplefilter("always")
             MinGRUStack(5, 8, 3, mixer="rotation", mixer_kwargs=settings)(torch.zeros(1, 2, 5))
         assert len(seen) == warned
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"mixer_kwargs": {"snap": None}},
+            "mixer_kwargs: got 'snap', expected arguments of MinGRU: bias, learnable_h0, decay, ",
+        ),
+        ({"mixer_kwargs": {"device": "cpu"}}, "mixer_kwargs: got 'device'"),
+        ({"mixer_kwargs": {"hidden_size": 4}}, "mixer_kwargs: got 'hidden_size'"),
+        ({"mixer_kwargs": {"bias": 1}}, "bias: got 1"),
+        ({"mixer_kwargs": {"decay": "fixed", "log1p_delta": 1}}, "log1p_delta: got 1"),
+        ({"mixer": "signed", "mixer_kwargs": {"coupled": "no"}}, "coupled: got 'no'"),
+    ],
+)
+def test_arguments_that_the_mixer_does_not_take(settings, message):
+    with pytest.raises(TypeError, match=message):
+        MinGRUStack(5, 4, 2, **settings)
+    with pytest.raises(TypeError, match=message):
+        MinGRUBlock(4, **settings)

@@ -332,6 +332,32 @@ def test_sizes_are_integers(name):
         MinGRUStack(**{"input_size": 5, "d_model": 4, "n_layers": 2, name: 2.0})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mlp_expansion": False}, "mlp_expansion: got False"),
+        ({"mlp_expansion": 0.0}, "mlp_expansion: got 0.0"),
+        ({"dropout": "0.1"}, "dropout: got '0.1', expected a probability"),
+        ({"dropout": True}, "dropout: got True"),
+        ({"learnable_h0": "no"}, "learnable_h0: got 'no' .*, expected True or False"),
+        ({"dtype": torch.int32}, "dtype: got torch.int32, expected a floating-point"),
+    ],
+)
+def test_arguments_of_other_types(settings, message):
+    with pytest.raises(TypeError, match=message):
+        MinGRUStack(5, 4, 2, **settings)
+    with pytest.raises(TypeError, match=message):
+        MinGRUBlock(4, **settings)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"), [(-1, ValueError), (2.0, TypeError), (True, TypeError)]
+)
+def test_batches_are_counted(batch, error):
+    with pytest.raises(error, match="batch: got"):
+        MinGRUStack(5, 4, 2).init_state(batch)
+
+
 @pytest.mark.parametrize("mixer", [["log"], None, 3, "lgo"])
 def test_blocks_take_one_mixer(mixer):
     with pytest.raises(ValueError, match="mixer"):
@@ -363,6 +389,10 @@ def test_inputs_that_do_not_fit():
                 call.step(torch.zeros(wrong))
         with pytest.raises(TypeError, match="floating-point"):
             call(torch.zeros(1, 1, width, dtype=torch.int64))
+        with pytest.raises(TypeError, match=r"x: got dtype torch.float64, expected torch.float32"):
+            call(torch.zeros(1, 1, width, dtype=torch.float64))
+        with pytest.raises(ValueError, match="x_t: got device meta, expected cpu"):
+            call.step(torch.zeros(1, width, device="meta"))
 
 
 def test_gradients_flow_to_every_parameter():

@@ -202,3 +202,14 @@ def test_shortcuts_return_states():
         torch.testing.assert_close(apply(cell, x), full, rtol=0, atol=2e-6)
     with pytest.raises(ValueError, match="'diag', expected 'm2rnn'"):
         pararnn.newton_m2rnn_factorized(ParaGRU(3, 4), x)
+
+
+def test_printed():
+    cell, x = ParaGRU(3, 4), torch.randn(2, 40, 3)
+    shown = repr(solve(cell, x, NewtonConfig(chunk_length=8, certify=True)))
+    assert shown.startswith("Solution(output (2, 40, 4), shooting of 5 × 8 steps, eager: asked for")
+    for part in ("converged=True", "iterations=", "residual=", "fallback=False", "error_bound="):
+        assert part in shown
+    few = NewtonConfig(max_iters=1, on_divergence="ignore", tol=1e-9)
+    assert "converged=False, iterations=1" in repr(solve(cell, 9 * x, few, method="newton"))
+    assert "error_bound" not in repr(solve(cell, x))

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
+import numpy
 import pytest
 import sympy
+import torch
 
 from pararnn.spec import Spec, SpecError, exp, log, sigmoid, softplus, tanh
 
@@ -237,3 +240,43 @@ def test_specs_survive_pickling():
     assert again.fingerprint == s.fingerprint
     assert again.source("step") == s.source("step")
     assert again.jac_structure == "diag"
+
+
+def _branch(h, u):
+    return h if u > 0 else u
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        lambda h, u: torch.tanh(u) * h,
+        lambda h, u: numpy.tanh(u) * h,
+        lambda h, u: math.tanh(u) * h,
+        lambda h, u: [u] * h,
+        _branch,
+        max,
+        lambda h, u: u @ h,
+    ],
+)
+def test_what_python_itself_refuses(stage):
+    with (
+        pytest.raises(
+            SpecError, match=r"Spec 'S': got TypeError \(.*unpack what drives\(\)"
+        ) as caught,
+        Spec("S") as s,
+    ):
+        h = s.state("h")
+        (u,) = s.drives("u")
+        s.next(h, stage(h, u))
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert "torch, numpy or math" in str(caught.value)
+
+
+def test_another_number_of_drives():
+    with pytest.raises(SpecError, match="not enough values to unpack"), Spec("S") as s:
+        _, _ = s.drives("u")
+
+
+def test_other_errors_pass():
+    with pytest.raises(KeyError), Spec("S"):
+        {}["x"]
