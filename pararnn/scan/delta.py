@@ -17,6 +17,8 @@ that underflows, is exact, and has its derivative.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -25,9 +27,10 @@ from .._checks import full_precision, positive, readable
 from .backend import pick
 from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
-from .wy import Chain, assemble
+from .wy import Pieces, assemble
 
 NAME = "delta_scan"
+Together = Callable[[Pieces, Tensor], tuple[Tensor, Tensor]]
 
 
 def delta_scan(
@@ -108,7 +111,7 @@ def delta_scan(
     mask = reset_mask(NAME, resets, q)
     one_device(NAME, q=q, k=k, v=v, beta=beta, gamma=gamma, h0=h0)
     positive(f"{NAME}: chunk_size", chunk_size)
-    chain = pick(NAME, backend, q, k, v, beta, gamma, h0)
+    together = pick(NAME, backend, q, k, v, beta, gamma, h0)
     dtype = common_dtype(q, k, v, beta, gamma, h0)
     if mask is not None and gamma is None:
         gamma = torch.ones((batch, length, heads), dtype=dtype, device=q.device)
@@ -126,7 +129,7 @@ def delta_scan(
     size = _chunk_of(length, micro, chunk_size, start)
 
     def run(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        return _chunked(sequences, start, size, chain)
+        return _chunked(sequences, start, size, together or assemble)
 
     with full_precision(q.device):
         # Where results can be looked at, bad numbers are dealt with if there are any.
@@ -151,9 +154,10 @@ def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
 
 
 def _chunked(
-    sequences: list[Tensor], start: Tensor, size: int, chain: Chain | None = None
+    sequences: list[Tensor], start: Tensor, size: int, together: Together
 ) -> tuple[Tensor, Tensor]:
-    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens."""
+    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens, which
+    ``together`` puts together."""
     batch, length, _, heads, _ = sequences[0].shape
     count = -(-length // size)
     micro = sequences[1].shape[2]
@@ -182,7 +186,7 @@ def _chunked(
     else:
         visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~visible.repeat_interleave(micro, -1), 0)
-    y, end = assemble((system, scores, v, faded, written, q, keep), start.flatten(0, 1), chain)
+    y, end = together((system, scores, v, faded, written, q, keep), start.flatten(0, 1))
     y = y.unflatten(1, (batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
     return y[:, :length], end.unflatten(0, (batch, heads))
 
