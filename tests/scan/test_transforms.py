@@ -62,7 +62,7 @@ def gradients(function, inputs):
 def test_compiled_without_breaks(name):
     torch._dynamo.reset()
     compiled = torch.compile(SCANS[name], fullgraph=True, backend="aot_eager")
-    for length in (40,) if name == "delta" else (40, 33):
+    for length in (40, 33):
         inputs = inputs_of(name, length)
         for got, want in zip(
             gradients(compiled, inputs), gradients(SCANS[name], inputs), strict=True
@@ -78,14 +78,11 @@ def test_exported_for_any_length(name):
 
     inputs = inputs_of(name)
     steps = torch.export.Dim("steps", min=3, max=1 << 20)
-    if name == "delta":  # the number of chunks is a part of the graph
-        shapes = None
-        lengths = (40,)
-    else:
-        shapes = {"inputs": ({1: steps}, {1: steps}, {})}
-        lengths = (40, 77)
+    given = 4 if name == "delta" else 2
+    shapes = [{1: steps}] * given + [{}] + [{1: steps}] * (len(inputs) - given - 1)
+    shapes = {"inputs": tuple(shapes)}
     exported = torch.export.export(Scan(), inputs, dynamic_shapes=shapes).module()
-    for length in lengths:
+    for length in (40, 77, 3):
         inputs = inputs_of(name, length)
         close(exported(*inputs), SCANS[name](*inputs))
 
