@@ -66,6 +66,7 @@ import torch
 from gpu_channelwise import DTYPES, RESULTS, START, Clock, copy_bandwidth, recorded, say
 from gpu_checks import poison
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 HERE = Path(__file__).resolve()
 ROUNDINGS = 8
@@ -74,10 +75,12 @@ SHAPES = ((64, 512, 1024), (8, 2048, 1024), (1, 131072, 256))
 COEFFICIENTS = ("sigmoid", "near 1")
 LAYER = (8, 2048, 512)
 MIXERS = ("MinGRU", "SignedMinGRU", "RotationMinGRU", "GivensMinGRU")
+LAYERS = (*MIXERS, "DeltaMinGRU")
 OPTIONS: dict[str, dict[str, Any]] = {"GivensMinGRU": {"block_size": 8, "rounds": 3}}
 DECAY: dict[str, Any] = {"decay": "learnable", "decay_rate": 0.3, "log1p_delta": True}
 PRECISIONS = {"float32": "highest", "TF32": "high"}
-SMOKE = (2, 40, 8)
+GROUPS = 8  # of the batch, of layers that are computed anew in the backward pass
+SMOKE = (8, 24, 8)
 PEERS = ("fla", "accelerated-scan", "mingru-scans", "mingru-scans, eager")
 WARP = "accelerated-scan, CUDA"
 PACKAGES = ("mingru-scans", "accelerated-scan", "fla-core")
@@ -300,7 +303,7 @@ def mixer(name: str, d_in: int, width: int, **kwargs: Any) -> Any:
     return getattr(cells, kind)(d_in, width, **options, **kwargs)
 
 
-CHECKED = (*MIXERS, "MinLSTM", "SignedMinGRU, decay", "RotationMinGRU, decay")
+CHECKED = (*LAYERS, "MinLSTM", "SignedMinGRU, decay", "RotationMinGRU, decay")
 
 
 @dataclass
@@ -328,7 +331,7 @@ def looped(cell: Any, data: Sequence, dtype: torch.dtype) -> dict[str, Tensor]:
     for t in range(x.shape[1]):
         dt = None if data.gaps is None else data.gaps[:, t].to(cell.state_dtype)
         h = cell.step(h, x[:, t], dt=dt)
-        outputs.append(cell.flat(h).to(dtype))
+        outputs.append(cell._read(h, x[:, t]))
     y, state = torch.stack(outputs, 1), cell.flat(h)
     return gathered(y, state, leaves, names, data)
 
@@ -374,10 +377,10 @@ def check_mixer(name: str, dtype: str, start: str, device: str) -> dict[str, Any
         gaps[0, T // 2] = 1e10
     data = Sequence(
         x=picked * scale.unsqueeze(-1),
-        h0=torch.rand(B, width) if start == "given start" else None,
+        h0=torch.rand(B, cell.flat_width) if start == "given start" else None,
         gaps=gaps,
         bar=torch.randn(B, T, width).to(kind),
-        state_bar=torch.randn(B, width),
+        state_bar=torch.randn(B, cell.flat_width),
     )
     exact, same = looped(cell, data, torch.float64), looped(cell, data, kind)
     found = run(cell, data, device)
@@ -412,7 +415,7 @@ class Job:
 def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[Job]:
     """The longest first."""
     common: dict[str, Any] = {"device": device, "backend": backend, "smoke": smoke}
-    for name in reversed(MIXERS):
+    for name in reversed(LAYERS):
         yield Job("layer", name, **common)
     for dtype in DTYPES:
         yield Job("scan", "", dtype, **common)
@@ -423,7 +426,7 @@ def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[J
         for dtype in DTYPES:
             yield Job("mixer", name, dtype, **common)
     if peer:
-        for name in ("GivensMinGRU", "RotationMinGRU", "MinGRU", "SignedMinGRU"):
+        for name in ("DeltaMinGRU", "GivensMinGRU", "RotationMinGRU", "MinGRU", "SignedMinGRU"):
             yield Job("peer layer", name, peer=peer, **common)
         for width in (1024, 256):  # many variants to compile
             yield Job("peer", "fla", widths=(width,), peer=peer, **common)
@@ -570,6 +573,26 @@ def layer_problem(
     return [x, *layer.parameters()], torch.randn(shape, device=device)
 
 
+class Grouped(nn.Module):
+    """A layer that runs the batch in groups and computes each anew in the backward pass: the page on
+    blocks and stacks tells how."""
+
+    def __init__(self, layer: nn.Module, groups: int):
+        super().__init__()
+        self.layer, self.groups = layer, groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [
+            checkpoint(self.layer, part, use_reentrant=False, preserve_rng_state=False)
+            for part in x.chunk(self.groups)
+        ]
+        return torch.cat(parts)
+
+
+def grouped_mixer(name: str, d_in: int, width: int) -> nn.Module:
+    return Grouped(mixer(name, d_in, width), GROUPS)
+
+
 def layer_row(clock: Clock, layer: nn.Module, shape: tuple[int, ...]) -> Row:
     """Forward and backward of a whole layer: times and peak memory."""
     leaves, bar = layer_problem(layer, shape, clock.device)
@@ -595,7 +618,7 @@ def layer_row(clock: Clock, layer: nn.Module, shape: tuple[int, ...]) -> Row:
 def layer_rows(
     clock: Clock, library: str, build: Callable[..., Any], shape: tuple[int, ...]
 ) -> Iterator[Row]:
-    for name in MIXERS:
+    for name in LAYERS:
         for precision, setting in PRECISIONS.items():
             torch.set_float32_matmul_precision(setting)
             row: Row = {"library": library, "mixer": name, "precision": precision, "shape": shape}
@@ -732,7 +755,7 @@ def as_peer(job: Row) -> None:
     def emit(row: Row) -> None:
         print("ROW " + json.dumps(row), flush=True)
         gc.collect()
-        if clock.cuda:
+        if clock.cuda and "exception" not in row:
             torch.cuda.empty_cache()
 
     if job["task"] == "layers":
@@ -748,8 +771,10 @@ def as_peer(job: Row) -> None:
                 row |= scan_row(clock, peer, "sigmoid", tuple(shape), "float32")
             except Exception as error:
                 row["exception"] = repr(error)[:500]
+                emit(row)
                 if clock.cuda:
-                    torch.cuda.synchronize()
+                    torch.cuda.synchronize()  # ends here if the device was left broken
+                continue
             emit(row)
 
 
@@ -847,9 +872,10 @@ class Session:
 
     def peers(self) -> None:
         rows = self.found["peers"] = []
-        for row in self.rows_of({"task": "scans", "names": PEERS}, 60):
-            rows.append(row)
-            say(f"{row['peer']} {row['shape']}: {brief(row)}")
+        for name in PEERS:  # one that fails takes no other with it
+            for row in self.rows_of({"task": "scans", "names": [name]}, 40):
+                rows.append(row)
+                say(f"{row['peer']} {row['shape']}: {brief(row)}")
 
     def layers(self) -> None:
         import pararnn
@@ -864,11 +890,14 @@ class Session:
                 row["path"] = repr(error)[:200]
             rows.append(row)
             say(f"pararnn {row['mixer']} {row['precision']}: {brief(row)}")
+        for row in layer_rows(self.clock, "pararnn, in groups", grouped_mixer, self.layer_shape):
+            rows.append(row)
+            say(f"in groups {row['mixer']} {row['precision']}: {brief(row)}")
 
     def gemm(self) -> None:
         rows = self.found["gemm"] = []
         B, T, D = self.layer_shape
-        for name in MIXERS:
+        for name in LAYERS:
             width = mixer(name, D, D).in_proj.out_features
             projection = nn.Linear(D, width, device=self.device)
             leaves, _ = layer_problem(projection, (B, T, D), self.device)
@@ -938,7 +967,7 @@ class Session:
             if line.startswith("ROW "):
                 yield json.loads(line[4:])
         if process.returncode:
-            say(f"peers' {job['task']}: exit status {process.returncode}")
+            say(f"{job.get('names', 'peers')}, {job['task']}: exit status {process.returncode}")
 
 
 def brief(row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .pieces import ANY, FLAGS, Pieces, commas, indent
+from .pieces import ANY, CONSTANTS, FLAGS, Pieces, commas, indent
 
 
 class Backward(Pieces):
@@ -13,19 +13,12 @@ class Backward(Pieces):
         before it, and cotangents of the state after it. The ``last`` step of a block can be the
         first of the sequence, with no state before it."""
         lines = self.fetch(u, f"-{steps}", condition)
-        mask = f"both(lane, {condition}, ALIGNED)" if condition else ANY
         exists = " & ".join(
             [f"({condition})"] * bool(condition) + [f"({steps} < ahead_top)"] * last
         )
         before = f"both(lane, {exists}, ALIGNED)" if exists else ANY
         lines += [f"p{i}_{u} = read({self.slot_at(i, f'-{steps}')}, {before})" for i in self.slots]
-        for i in self.graded:
-            place = f" + {i - self.others} * D * grad_c" * (i > self.others)
-            at = f"grad + (-{steps} * grad_t{place})"
-            if i < self.others:
-                at = f"rest + (-{steps} * {self.others} + {i}) * D"
-            lines.append(f"g{i}_{u} = read({at}, {mask})")
-        return lines
+        return lines + self.fetch_cotangents(u, steps, condition)
 
     def backward_step(self, u: int, last: bool) -> list[str]:
         slots = self.slots
@@ -45,6 +38,13 @@ class Backward(Pieces):
         for i in slots:
             size = f"tl.maximum({size}, tl.abs(m{i}))"
         before = [f"p{i} = p{i}_{u}.to(DTYPE)" for i in slots]
+        jacobian = [
+            "if JAC:",
+            f"    size = {size}",
+            f"    {self.names('n')}, {every} = step_jacobian({args})",
+            *("    " + line for line in self.cut(u, step)),
+            f"    {self.times('j', 'j', 'e', self.product, self.step)}",
+        ]
         if last:
             before = [f"p{i} = tl.where(top == {u}, f{i}, p{i}_{u}.to(DTYPE))" for i in slots]
         return [
@@ -52,11 +52,7 @@ class Backward(Pieces):
             *self.cut(u, self.names("p").split(", ")),
             "if not PART:",
             f"    {self.m} = {', '.join(incoming)}",
-            "if JAC:",
-            f"    size = {size}",
-            f"    {self.names('n')}, {every} = step_jacobian({args})",
-            *("    " + line for line in self.cut(u, step)),
-            f"    {self.times('j', 'j', 'e', self.product, self.step)}",
+            *(jacobian if not self.reduced else []),
             f"{results} = adjoint({args}, {self.m})",
             *self.cut(u, self.m.split(", ")),
             *store,
@@ -146,22 +142,7 @@ def walk_back(
         part: str = "False",
     ) -> str:
         """A backward walk of n steps from step ``t``, which is included."""
-        wide = "D" if self.apart else "WIDTH"
-        base = {
-            **{name: f"{name} + b * {name}_b + ({{t}}) * {name}_t" for name in self.source},
-            **{
-                name: f"{name} + b * {name}_b + ({{t}}) * {name}_t + d * {name}_c"
-                for name in self.inputs_u
-            },
-            **{name: f"{name} + (b * T + ({{t}})) * {wide} + d" for name in self.bars},
-            "last": f"last + (b * T + ({{t}}) - 1) * {self.row_width} + d",
-            "others": f"others + (b * T + ({{t}}) - 1) * {self.others} * D + d",
-            "grad": "grad + b * grad_b + ({t}) * grad_t + d * grad_c",
-            "rest": f"rest + (b * T + ({{t}})) * {self.others} * D + d",
-        }
-        places = [
-            base[p].format(t=t) for p in [*self.source, *self.stored, *self.grads, *self.bars]
-        ]
+        places = self.at_back(t, [*self.source, *self.stored, *self.grads, *self.bars])
         if self.timed:
             places.append(f"None if dt_bar is None else dt_bar + (b * T + ({t})) * D + d")
         strides = self.strides + ", grad_t, grad_c" * ("grad" in self.grads)
@@ -171,30 +152,22 @@ def walk_back(
             f"{write}, once, {floor}, {strides}, D, WIDTH, ALIGNED, DTYPE, {jac}, {part})"
         )
 
-    def backward_kernels(self) -> str:
-        S, P = len(self.slots), len(self.params)
-        rows = self.rows + 1  # and the size of the cotangents
+    @property
+    def inputs_back(self) -> str:
+        """What the kernels of the backward pass read, write to, and their sizes."""
         grads = [*self.grads, *self.bars, *["dt_bar"] * self.timed]
-        outputs = ", ".join([*self.stored, *grads, "final", "h0_bar", "w_bar", "edges"])
-        more = ", grad_b, grad_t, grad_c" if "grad" in self.grads else ""
-        flags = (
-            "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
-            "    DENSE: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
-        )
-        opening = [
-            *self.opening(),
-            *[
-                "if DENSE:  # so are those of the output's cotangent",
-                f"    grad_t = {self.row_width}",
-                "    grad_c = 1",
-                "else:",
-                "    grad_t = tl.cast(grad_t, tl.int64)",
-                "    grad_c = tl.cast(grad_c, tl.int64)",
-            ]
-            * ("grad" in self.grads),
-        ]
-        out = commas(self.m, self.j, "size", self.v)
-        first = [
+        outputs = [*self.stored, *grads, "final", "h0_bar", "w_bar", "edges"]
+        return ", ".join([self.inputs, *outputs, "B, T, L, chunks, blocks, once"])
+
+    @property
+    def rows_back(self) -> int:
+        """Rows of a chunk's record: those of the forward pass, and the size of the cotangents."""
+        return self.rows + (not self.reduced)
+
+    def first_state(self) -> list[str]:
+        """The state before the first step."""
+        S = len(self.slots)
+        return [
             "if h0 is None:",
             f"    {self.names('f')} = {self.names('tl.zeros([BLOCK], DTYPE)')}",
             "else:",
@@ -203,7 +176,11 @@ def walk_back(
                 for i in self.slots
             ),
         ]
-        ending = [
+
+    def gathered(self) -> list[str]:
+        """Write the parameters' cotangents of a chunk, and the one of ``h0``."""
+        S, P = len(self.slots), len(self.params)
+        return [
             *(
                 f"put(w_bar + (tl.cast(chunk, tl.int64) * {P} + {i}) * N + lanes, v{i}, lane, "
                 "ALIGNED)"
@@ -215,31 +192,51 @@ def walk_back(
                 for i in self.slots
             ),
         ]
-        added = [
-            f"v{i} += read(w_bar + (tl.cast(chunk, tl.int64) * {P} + {i}) * N + lanes, lane)"
-            for i in self.params
+
+    @property
+    def walk_results(self) -> str:
+        return commas(self.m, self.j, "size", self.v)
+
+    def guessed_back(self) -> list[str]:
+        """Walk a chunk from a guess of what enters it, and keep what a correction needs."""
+        walk = self.walked_back("t - 1", "n", write="phase == 1", jac="True")
+        return [
+            f"here = edges + tl.cast(chunk, tl.int64) * {self.rows_back} * N + lanes",
+            "size = tl.zeros([BLOCK], DTYPE)",
+            f"{self.j} = {self.entries('tl.zeros([BLOCK], DTYPE)')}",
+            *(f"v{i} = tl.zeros([BLOCK], DTYPE)" for i in self.params),
+            "for phase in range(2):",
+            "    t = tl.where(phase == 0, late, end)",
+            "    n = tl.where(phase == 0, (late - end).to(tl.int32), count)",
+            f"    {self.walk_results} = {walk}",
+            "    if phase == 0:",
+            *("        " + line for line in self.record("store", "start", "m", "here")),
+            f"        put(here + {self.rows_back - 1} * N, size, lane, ALIGNED)",
+            *self.record("store", "end", "m", "here"),
+            *self.record("store", "jac", "j", "here"),
         ]
-        added += [
-            "if chunk == 0:",
-            *(f"    m{i} += read(h0_bar + (b * {S} + {i}) * D + d, lane)" for i in self.slots),
+
+    def known_back(self) -> list[str]:
+        """Walk a chunk from the cotangent that the chain found."""
+        return [
+            "if chunk < chunks - 1:",
+            f"    here = edges + chunk * ({self.rows_back} * N) + lanes",
+            *("    " + line for line in self.record("load", "start", "m", "here")),
+            f"{self.walk_results} = {self.walked_back('end - 1', 'count', jac='False')}",
         ]
-        scale = "tl.maximum(tl.abs(m#), size)"
-        loose = " | ".join(f"far(a{i}, {scale.replace('#', str(i))}, tol)" for i in self.slots)
-        peak = "0.0"
-        for i, k in self.product:
-            peak = f"tl.maximum({peak}, largest(q{i}{k}, 1.0, lane))"
-        size_at = f"{rows - 1} * N"
+
+    def backward_kernels(self) -> str:
+        S = len(self.slots)
         return f'''
 @triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks", "once"]})
 def adjoint_chunks(
-    {self.inputs}, {outputs}, B, T, L, chunks, blocks, once, W{more}, tol,
-    {flags}, SEVERAL: tl.constexpr,
+    {self.inputs_back}, W{self.strides_back}, tol,
+    {CONSTANTS}, DENSE: tl.constexpr, SEVERAL: tl.constexpr,
 ):
-    """Cotangents of every chunk, from a guess of what enters it on the right."""
+    """Cotangents of every chunk, from {"what is known to enter it" if self.reduced else "a guess of what enters it"} on the right."""
     index = tl.program_id(0) % blocks
     chunk = tl.program_id(0) // blocks
-{indent(opening, 1)}
-{indent(first, 1)}
+{indent(self.opening_back() + self.first_state(), 1)}
     begin = tl.cast(chunk, tl.int64) * L
     end = tl.minimum(begin + L, T)
     late = tl.minimum(end + W, T)
@@ -249,34 +246,43 @@ def adjoint_chunks(
 {indent([f"m{i} = tl.load(final + (b * {S} + {i}) * D + d, mask=lane & (late == T), other=0.0)" for i in self.slots], 2)}
     count = (end - begin).to(tl.int32)
     if SEVERAL:
-        here = edges + tl.cast(chunk, tl.int64) * {rows} * N + lanes
-        size = tl.zeros([BLOCK], DTYPE)
-        {self.j} = {self.entries("tl.zeros([BLOCK], DTYPE)")}
-{indent([f"v{i} = tl.zeros([BLOCK], DTYPE)" for i in self.params], 2)}
-        for phase in range(2):
-            t = tl.where(phase == 0, late, end)
-            n = tl.where(phase == 0, (late - end).to(tl.int32), count)
-            {out} = {self.walked_back("t - 1", "n", write="phase == 1", jac="True")}
-            if phase == 0:
-{indent(self.record("store", "start", "m", "here"), 4)}
-                put(here + {size_at}, size, lane, ALIGNED)
-{indent(self.record("store", "end", "m", "here") + self.record("store", "jac", "j", "here"), 2)}
+{indent(self.known_back() if self.reduced else self.guessed_back(), 2)}
     else:
-        {out} = {self.walked_back("end - 1", "count", jac="False")}
-{indent(ending, 1)}
+        {self.walk_results} = {self.walked_back("end - 1", "count", jac="False")}
+{indent(self.gathered(), 1)}
 
+{"" if self.reduced else self.readjoint()}'''
 
+    def readjoint(self) -> str:
+        S, P = len(self.slots), len(self.params)
+        added = [
+            f"v{i} += read(w_bar + (tl.cast(chunk, tl.int64) * {P} + {i}) * N + lanes, lane)"
+            for i in self.params
+        ]
+        added += [
+            "if chunk == 0:",
+            *(f"    m{i} += read(h0_bar + (b * {S} + {i}) * D + d, lane)" for i in self.slots),
+        ]
+        # As forwards: what is small in a linear recurrence may grow.
+        scale = "tl.abs(m#)" if self.linear else "tl.maximum(tl.abs(m#), size)"
+        floor = "0 * size" if self.linear else "tol * tol * size"
+        loose = " | ".join(f"far(a{i}, {scale.replace('#', str(i))}, tol)" for i in self.slots)
+        peak = "0.0"
+        for i, k in self.product:
+            peak = f"tl.maximum({peak}, largest(q{i}{k}, 1.0, lane))"
+        size_at = f"{self.rows_back - 1} * N"
+        return f'''
 @triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once"]})
 def readjoint(
-    {self.inputs}, {outputs}, B, T, L, chunks, blocks, once{more}, tol,
-    {flags}, PART: tl.constexpr,
+    {self.inputs_back}{self.strides_back}, tol,
+    {CONSTANTS}, DENSE: tl.constexpr, PART: tl.constexpr,
 ):
     """The exact correction of what enters a chunk on the right, and a walk where it moved."""
     index = tl.program_id(0) % blocks
     chunk = tl.program_id(0) // blocks
-{indent(opening, 1)}
+{indent(self.opening_back(), 1)}
     if chunk < chunks - 1:
-        record = {rows} * N
+        record = {self.rows_back} * N
         here = edges + tl.cast(chunk, tl.int64) * record + lanes
 {indent(self.record("load", "start", "m", "here"), 2)}
         size = tl.load(here + {size_at}, mask=lane, other=1.0)
@@ -296,16 +302,16 @@ def readjoint(
             right += 1
         loose = lane & ({loose})
         if tl.max(loose.to(tl.int32)) > 0:
-{indent(first, 3)}
+{indent(self.first_state(), 3)}
             if PART:  # The backward pass is linear: the correction walks by itself, and is added.
                 {self.m} = {self.names("tl.where(loose, a#, 0.0)")}
             else:  # To add to rounded numbers would round them twice: all is walked again.
                 {self.m} = {self.names("tl.where(loose, m# + a#, m#)")}
-            floor = tol * tol * size
+            floor = {floor}
             begin = tl.cast(chunk, tl.int64) * L
             end = begin + L
-            {out} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False", floor="floor", part="PART")}
+            {self.walk_results} = {self.walked_back("end - 1", "L + tl.zeros([], tl.int32)", jac="False", floor="floor", part="PART")}
             if PART:
 {indent(added, 4)}
-{indent(ending, 3)}
+{indent(self.gathered(), 3)}
 '''

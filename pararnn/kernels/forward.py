@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .pieces import ANY, FLAGS, Pieces, commas, indent
+from .pieces import ANY, CONSTANTS, FLAGS, Pieces, commas, indent
 
 
 class Forward(Pieces):
@@ -11,15 +11,19 @@ class Forward(Pieces):
     def forward_step(self, u: int) -> list[str]:
         args = self.arguments(u, self.s)
         every = ", ".join(f"e{i}{j}" for i in self.slots for j in self.slots)
-        step = [f"e{i}{j}" for i, j in self.step]
-        return [
-            *self.cut(u, self.s.split(", ")),
+        entries = [f"e{i}{j}" for i, j in self.step]
+        plain = f"{self.s}{',' * (len(self.slots) == 1)} = step({args})"
+        jacobian = [
             "if JAC:",
             f"    {self.s}, {every} = step_jacobian({args})",
-            *("    " + line for line in self.cut(u, step)),
+            *("    " + line for line in self.cut(u, entries)),
             f"    {self.times('j', 'e', 'j', self.step, self.product)}",
             "else:",
-            f"    {self.s}{',' * (len(self.slots) == 1)} = step({args})",
+            f"    {plain}",
+        ]
+        return [
+            *self.cut(u, self.s.split(", ")),
+            *(jacobian if not self.reduced else [plain]),
             *(
                 f"write_if({self.slot_at(i, str(u))}, s{i}, both(lane, write, ALIGNED))"
                 for i in self.slots
@@ -31,7 +35,7 @@ class Forward(Pieces):
         pointers = [*self.source, *self.stored]
         places = ", ".join(pointers)
         moved = " | ".join(
-            f"far(jump(s{i}, o{i}), tl.maximum(tl.abs(o{i}), 1.0), tol / 4)" for i in self.slots
+            f"far(jump(s{i}, o{i}), {self.scale(f'o{i}')}, tol / 4)" for i in self.slots
         )
         old = [f"o{i} = tl.load({self.slot_at(i, str(U - 1))}, mask={ANY})" for i in self.slots]
         units: list[str] = []
@@ -73,23 +77,10 @@ def walk(
     return {self.s}, {self.j}, met
 '''
 
-    def at(self, t: str) -> str:
-        """Pointers of a walk that begins at step ``t`` (a 64-bit number)."""
-        base = {
-            **{name: f"{name} + b * {name}_b + {{t}} * {name}_t" for name in self.source},
-            **{
-                name: f"{name} + b * {name}_b + {{t}} * {name}_t + d * {name}_c"
-                for name in self.inputs_u
-            },
-            "last": f"last + (b * T + {{t}}) * {self.row_width} + d",
-            "others": f"others + (b * T + {{t}}) * {self.others} * D + d",
-        }
-        return ", ".join(base[name].format(t=t) for name in [*self.source, *self.stored])
-
     def walked(
         self, state: str, t: str, n: str, *, write: str = "True", jac: str, meet: str
     ) -> str:
-        args = commas(state, self.w, self.at(t))
+        args = commas(state, self.w, self.at(t, [*self.source, *self.stored]))
         flags = f"D, WIDTH, ALIGNED, DTYPE, {jac}, {meet}"
         return f"walk({args}, lane, {n}, {write}, once, {self.strides}, tol, {flags})"
 
@@ -100,32 +91,57 @@ def walk(
             f"put(final + (b * {n} + {i}) * D + d, {name}{i}, lane, ALIGNED)" for i in self.slots
         ]
 
+    @property
+    def outputs(self) -> str:
+        """What every kernel of the forward pass writes to, and its sizes."""
+        return ", ".join([*self.stored, "final", "edges", "miss", "B, T, L, chunks, blocks, once"])
+
+    @property
+    def loose(self) -> str:
+        """Which lanes of a chunk start away from where the chunk before ends."""
+        return " | ".join(f"far(a{i}, {self.scale(f'e{i}')}, tol)" for i in self.slots)
+
+    def scale(self, state: str) -> str:
+        """What a difference of states is compared to. That of a linear recurrence has no units: a
+        small state is as exact as a large one, and may grow."""
+        return f"tl.abs({state})" if self.linear else f"tl.maximum(tl.abs({state}), 1.0)"
+
+    def guessed(self) -> list[str]:
+        """Walk a chunk from a guess, and keep what a correction needs."""
+        walk = self.walked(self.s, "t", "n", write="phase == 1", jac="True", meet="False")
+        return [
+            f"here = edges + tl.cast(chunk, tl.int64) * {self.rows} * N + lanes",
+            f"{self.j} = {self.entries('tl.zeros([BLOCK], DTYPE)')}",
+            "for phase in range(2):",
+            "    t = tl.where(phase == 0, early, begin)",
+            "    n = tl.where(phase == 0, (begin - early).to(tl.int32), count)",
+            f"    {self.s}, {self.j}, met = {walk}",
+            "    if phase == 0:",
+            *("        " + line for line in self.record("store", "start", "s", "here")),
+            *self.record("store", "end", "s", "here"),
+            *self.record("store", "jac", "j", "here"),
+        ]
+
+    def known(self) -> list[str]:
+        """Walk a chunk from the start that the chain found."""
+        walk = self.walked(self.s, "begin", "count", jac="False", meet="False")
+        return [
+            f"here = edges + chunk * ({self.rows} * N) + lanes",
+            "if chunk > 0:",
+            *("    " + line for line in self.record("load", "start", "s", "here")),
+            f"{self.s}, {self.j}, met = {walk}",
+            *self.record("store", "end", "s", "here"),
+        ]
+
     def forward_kernels(self) -> str:
         S = len(self.slots)
-        outputs = ", ".join([*self.stored, "final", "edges", "miss"])
-        sizes = "B, T, L, chunks, blocks, once"
-        flags = (
-            "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
-            "    BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
-        )
-        scale = "tl.maximum(tl.abs(e#), 1.0)"
-        loose = " | ".join(f"far(a{i}, {scale.replace('#', str(i))}, tol)" for i in self.slots)
-        worst = "0.0"
-        for i in self.slots:
-            worst = f"tl.maximum({worst}, largest(a{i}, {scale.replace('#', str(i))}, lane))"
-        size = "0.0"
-        for i, k in self.product:
-            size = f"tl.maximum({size}, largest(q{i}{k}, 1.0, lane))"
-        # The product of a linear recurrence stays what it was.
-        linear = self.spec.jac_structure == "linear"
-        product = [f"{self.j} = {self.entries('tl.where(met, j#, q#)')}"] * (not linear)
         return f'''
 @triton.jit(do_not_specialize={["B", "T", "L", "W", "chunks", "blocks", "once"]})
 def forward(
-    {self.inputs}, {outputs}, {sizes}, W, tol,
-    {flags}, SEVERAL: tl.constexpr,
+    {self.inputs}, {self.outputs}, W, tol,
+    {CONSTANTS}, SEVERAL: tl.constexpr,
 ):
-    """Guess and walk every chunk."""
+    """Walk every chunk, from {"the start that is known" if self.reduced else "a guess"}."""
     index = tl.program_id(0) % blocks
     chunk = tl.program_id(0) // blocks
 {indent(self.opening(), 1)}
@@ -137,25 +153,29 @@ def forward(
 {indent([f"s{i} = tl.load(h0 + (b * {S} + {i}) * D + d, mask=lane & (early == 0), other=0.0)" for i in self.slots], 2)}
     count = tl.minimum(L, T - begin).to(tl.int32)
     if SEVERAL:
-        here = edges + tl.cast(chunk, tl.int64) * {self.rows} * N + lanes
-        {self.j} = {self.entries("tl.zeros([BLOCK], DTYPE)")}
-        for phase in range(2):
-            t = tl.where(phase == 0, early, begin)
-            n = tl.where(phase == 0, (begin - early).to(tl.int32), count)
-            {self.s}, {self.j}, met = {self.walked(self.s, "t", "n", write="phase == 1", jac="True", meet="False")}
-            if phase == 0:
-{indent(self.record("store", "start", "s", "here"), 4)}
-{indent(self.record("store", "end", "s", "here") + self.record("store", "jac", "j", "here"), 2)}
+{indent(self.known() if self.reduced else self.guessed(), 2)}
     else:
         {self.s}, {self.j}, met = {self.walked(self.s, "begin", "count", jac="False", meet="False")}
     if begin + L >= T:
 {indent(self.finished("s"), 2)}
 
+{"" if self.reduced else self.correct()}
+{self.repair()}'''
 
+    def correct(self) -> str:
+        # The product of a linear recurrence stays what it was, and the correction is exact.
+        product = [f"{self.j} = {self.entries('tl.where(met, j#, q#)')}"] * (not self.linear)
+        negligible = "0" if self.linear else "tol / 16"
+        worst = size = "0.0"
+        for i in self.slots:
+            worst = f"tl.maximum({worst}, largest(a{i}, tl.maximum(tl.abs(e{i}), 1.0), lane))"
+        for i, k in self.product:
+            size = f"tl.maximum({size}, largest(q{i}{k}, 1.0, lane))"
+        return f'''
 @triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once", "k"]})
 def correct(
-    {self.inputs}, {outputs}, {sizes}, k, tol,
-    {flags}, MEET: tl.constexpr,
+    {self.inputs}, {self.outputs}, k, tol,
+    {CONSTANTS}, MEET: tl.constexpr,
 ):
     """Newton correction number k of every chunk's start, and a walk where it moved."""
     index = tl.program_id(0) % blocks
@@ -179,7 +199,7 @@ def correct(
 {indent([f"a{i} = jump(e{i}, s{i})" for i in self.slots], 3)}
 {indent(self.record("load", "jac", "q", "there"), 3)}
             left = chunk - 1
-            while (left > 0) & ({size} > tol / 16):
+            while (left > 0) & ({size} > {negligible}):
 {indent(self.record("load", "start", "y", "there"), 4)}
                 there -= record
 {indent(self.record("load", "end", "z", "there"), 4)}
@@ -189,11 +209,11 @@ def correct(
                 {self.times("q", "q", "y", self.product, self.product)}
                 left -= 1
         put(miss + (k * chunks + chunk) * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32) + {worst}, True, True)
-        loose = lane & ({loose})
+        loose = lane & ({self.loose})
         if tl.max(loose.to(tl.int32)) > 0:
 {indent([f"e{i} = tl.where(tl.abs(a{i}) < float('inf'), s{i} + a{i}, e{i})" for i in self.slots], 3)}
             {self.s} = {self.names("tl.where(loose, e#, s#)")}
-            {self.names("y")}, {self.entries("q#")}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac=str(not linear), meet="MEET")}
+            {self.names("y")}, {self.entries("q#")}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac=str(not self.linear), meet="MEET")}
             {self.names("x")} = {self.names("tl.where(met, x#, y#)")}
 {indent(product, 3)}
             if begin + L >= T:
@@ -202,28 +222,33 @@ def correct(
 {indent(self.record("store", "start", "s", "here") + self.record("store", "end", "x", "here") + self.record("store", "jac", "j", "here"), 2)}
     else:
         put(miss + (k * chunks + chunk) * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32), True, True)
+'''
 
-
+    def repair(self) -> str:
+        # What is left of an exact correction is where a product overflowed.
+        broken = "3e38" if self.linear else "tol"
+        buffer = "0" if self.reduced else "(k % 2) * chunks * record"
+        return f'''
 @triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once", "k"]})
 def repair(
-    {self.inputs}, {outputs}, {sizes}, k, tol,
-    {flags}, MEET: tl.constexpr,
+    {self.inputs}, {self.outputs}, k, tol,
+    {CONSTANTS}, MEET: tl.constexpr,
 ):
     """Walk again, in the order of time, every chunk that does not start where the one before
     ends; row k of miss gets their number."""
     index = tl.program_id(0)
 {indent(self.opening(), 1)}
     count = 0
-    if worst(miss + (k - 1) * chunks * blocks + index, chunks, blocks) > tol:
+    if worst(miss + (k - 1) * chunks * blocks + index, chunks, blocks) > {broken}:
         record = {self.rows} * N
-        here = edges + (k % 2) * chunks * record + lanes
+        here = edges + {buffer} + lanes
 {indent(self.record("load", "end", "e", "here"), 2)}
         for chunk in range(1, chunks):
             here += record
 {indent(self.record("load", "start", "s", "here"), 3)}
 {indent(self.record("load", "end", "x", "here"), 3)}
 {indent([f"a{i} = jump(e{i}, s{i})" for i in self.slots], 3)}
-            loose = lane & ({loose})
+            loose = lane & ({self.loose})
             if tl.max(loose.to(tl.int32)) > 0:
                 count += 1
                 begin = tl.cast(chunk, tl.int64) * L

@@ -55,6 +55,11 @@ def ratio(p, q):
 
 
 @triton.jit
+def diagonal(w, x):
+    return w * x
+
+
+@triton.jit
 def diagonal_t(w, x):
     return w * x
 
@@ -188,13 +193,50 @@ def snap(x, m):
 
 
 @triton.jit
+def quarters(x):
+    """A float32 angle as a whole number of quarter turns, modulo 4, and the rest, by way of
+    float64. From 1e15 on, neighbouring float32 are many turns apart, and the angle counts as 0."""
+    wide = tl.where(tl.abs(x) < 1e15, x, x * 0).to(tl.float64)
+    # To add 3·2^51 rounds to a whole number and leaves its last bits at the end.
+    moved = tl.fma(wide, 0.6366197723675814, 6755399441055744.0)
+    whole = moved - 6755399441055744.0
+    rest = tl.fma(whole, -1.5707963267948966, wide)
+    rest = tl.fma(whole, -6.123233995736766e-17, rest)
+    return rest.to(tl.float32), (moved.to(tl.int64, bitcast=True) & 3).to(tl.int32)
+
+
+@triton.jit
+def quarter_sin(r):
+    """The sine for ``|r| ≤ π/4``."""
+    y = r * r
+    return r + r * y * (-0.16666655 + y * (0.00833218 + y * -0.00019517))
+
+
+@triton.jit
+def quarter_cos(r):
+    """The cosine for ``|r| ≤ π/4``."""
+    y = r * r
+    return 1 + y * (-0.5 + y * (0.0416666469 + y * (-0.00138873669 + y * 2.44383776e-5)))
+
+
+@triton.jit
 def sin(x):
-    return tl.sin(x)
+    if x.dtype == tl.float32 and not INTERPRETED:
+        r, n = quarters(x)
+        value = tl.where(n & 1 != 0, quarter_cos(r), quarter_sin(r))
+        return tl.where(n & 2 != 0, -value, value)
+    else:
+        return tl.sin(x)
 
 
 @triton.jit
 def cos(x):
-    return tl.cos(x)
+    if x.dtype == tl.float32 and not INTERPRETED:
+        r, n = quarters(x)
+        value = tl.where(n & 1 != 0, quarter_sin(r), quarter_cos(r))
+        return tl.where((n + 1) & 2 != 0, -value, value)
+    else:
+        return tl.cos(x)
 
 
 @triton.jit

@@ -111,6 +111,11 @@ class Problem:
         return -(-u.shape[0] * D // plan.block), constants
 
 
+def lanes(constants: dict[str, Any]) -> dict[str, Any]:
+    """The constants of a kernel that only knows lanes."""
+    return {name: constants[name] for name in ("D", "BLOCK", "ALIGNED", "num_warps")}
+
+
 def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output ``(B, T, D)`` (``(B, T, S·D)`` if it holds all slots) in the dtype of the drives,
     states of the other slots ``(B, T, S-1, D)`` and after the last step ``(B, S, D)`` in the
@@ -126,17 +131,22 @@ def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, T
     last = torch.empty(B, T, problem.shown * D, device=u.device, dtype=u.dtype)
     others = new(B, T, S - problem.shown, D)
     final = new(B, S, D)
-    edges = new(2 * chunks * template.rows * B * D if several else 0)
+    buffers = 1 if template.reduced else 2
+    edges = new(buffers * chunks * template.rows * B * D if several else 0)
     miss = torch.empty(
         (plan.corrections + 1) * several, chunks, blocks, device=u.device, dtype=torch.float32
     )
     stored = [last, others] if template.others else [last]
-    common = [*problem.inputs(), *stored, final, edges, miss, B, T, plan.length, chunks, blocks, 1]
+    inputs, sizes = problem.inputs(), [B, T, plan.length, chunks, blocks, 1]
+    common = [*inputs, *stored, final, edges, miss, *sizes]
     grid = (chunks * blocks,)
+    if several and template.reduced:
+        found["reduce"][((chunks - 1) * blocks,)](*inputs, edges, *sizes, **constants)
+        found["chain"][(blocks,)](edges, miss, B, chunks, blocks, 1, **lanes(constants))
     found["forward"][grid](*common, plan.warmup, plan.tol, SEVERAL=several, **constants)
     if several:
         meet = u.dtype == problem.dtype
-        for k in range(plan.corrections):
+        for k in range(plan.corrections * (not template.reduced)):
             found["correct"][grid](*common, k, plan.tol, MEET=meet, **constants)
         found["repair"][(blocks,)](*common, plan.corrections, plan.tol, MEET=meet, **constants)
     return last, others, final, miss
@@ -167,20 +177,25 @@ def run_adjoint(
     dt_bar = new(B if dt_grad else 0, T, D)
     h0_bar = new(B, S, D)
     w_bar = new(chunks, len(problem.params), B, D)
-    edges = new(chunks * (template.rows + 1) * B * D if several else 0)
+    edges = new(chunks * template.rows_back * B * D if several else 0)
     rest, final = (None if g is None else g.contiguous() for g in (rest, final))
     stored = [last, others] if template.others else [last]
     incoming = [g for g in (grad, rest) if g is not None]
     outputs: list[Any] = [*bars, *[dt_bar if dt_grad else None] * template.timed]
     strides = list(grad.stride()) if grad is not None else []
     constants["DENSE"] = strides[1:] == [problem.shown * D, 1]
-    common = [*problem.inputs(), *stored, *incoming, *outputs, final, h0_bar, w_bar, edges]
-    common += [B, T, plan.length, chunks, blocks, 1]
+    inputs, sizes = problem.inputs(), [B, T, plan.length, chunks, blocks, 1]
+    common = [*inputs, *stored, *incoming, *outputs, final, h0_bar, w_bar, edges, *sizes]
     grid = (chunks * blocks,)
+    if several and template.reduced:
+        found["reduce_back"][((chunks - 1) * blocks,)](
+            *inputs, *incoming, final, edges, *sizes, *strides, **constants
+        )
+        found["chain_back"][(blocks,)](edges, B, chunks, blocks, 1, **lanes(constants))
     found["adjoint_chunks"][grid](
         *common, plan.warmup, *strides, plan.tol, SEVERAL=several, **constants
     )
-    if several:
+    if several and not template.reduced:
         part = u.dtype == problem.dtype
         found["readjoint"][grid](*common, *strides, plan.tol, PART=part, **constants)
     return bars, dt_bar, h0_bar, w_bar.sum((0, 2))

@@ -9,10 +9,15 @@ from __future__ import annotations
 import sympy
 
 from ..spec import Spec
+from .plan import reduced
 
 Entry = tuple[int, int]
 
 ANY = "None if ALIGNED else lane"
+CONSTANTS = (
+    "D: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr,\n"
+    "    BLOCK: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
+)
 FLAGS = "D: tl.constexpr, WIDTH: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr"
 
 
@@ -61,6 +66,8 @@ class Pieces:
         self.shown = len(self.slots) if spec.output == "all" else 1
         self.others = len(self.slots) - self.shown
         self.row_width = f"{self.shown} * D" if self.shown > 1 else "D"
+        self.linear = spec.jac_structure == "linear"
+        self.reduced = reduced(spec)
         self.timed = any(d.given for d in spec.drive_list)
         self.s, self.m = self.names("s"), self.names("m")
         self.j = self.entries("j#")
@@ -104,7 +111,7 @@ class Pieces:
                 f"{left}{i}{j}*{right}{j}{k}" for j in self.slots if (i, j) in of and (j, k) in by
             ]
             targets.append(f"{target}{i}{k}")
-            values.append(" + ".join(terms) or f"0*{right}{k}{k}")
+            values.append(" + ".join(terms) or f"tl.zeros_like({target}{i}{k})")
         return f"{', '.join(targets)} = {', '.join(values)}"
 
     def applied(self, target: str, matrix: str, vector: str, transposed: bool = False) -> list[str]:
@@ -126,6 +133,37 @@ class Pieces:
             place = f" + {i - self.others} * D" * (i > self.others)
             return f"last + ({steps} * {self.row_width}{place})"
         return f"others + ({steps} * {self.others} + {i}) * D"
+
+    def starts(self, t: str) -> dict[str, str]:
+        """Pointers to what step ``t`` (a 64-bit number) reads."""
+        return {
+            **{name: f"{name} + b * {name}_b + {t} * {name}_t" for name in self.source},
+            **{
+                name: f"{name} + b * {name}_b + {t} * {name}_t + d * {name}_c"
+                for name in self.inputs_u
+            },
+        }
+
+    def at(self, t: str, names: list[str]) -> str:
+        """Pointers of a walk that begins at step ``t``."""
+        base = self.starts(t) | {
+            "last": f"last + (b * T + {t}) * {self.row_width} + d",
+            "others": f"others + (b * T + {t}) * {self.others} * D + d",
+        }
+        return ", ".join(base[name] for name in names)
+
+    def at_back(self, t: str, names: list[str]) -> list[str]:
+        """Pointers of a backward walk that begins at step ``t``; those of states stand one step
+        before."""
+        wide = "D" if self.apart else "WIDTH"
+        base = self.starts(f"({t})") | {
+            **{name: f"{name} + (b * T + ({t})) * {wide} + d" for name in self.bars},
+            "last": f"last + (b * T + ({t}) - 1) * {self.row_width} + d",
+            "others": f"others + (b * T + ({t}) - 1) * {self.others} * D + d",
+            "grad": f"grad + b * grad_b + ({t}) * grad_t + d * grad_c",
+            "rest": f"rest + (b * T + ({t})) * {self.others} * D + d",
+        }
+        return [base[name] for name in names]
 
     def drive_at(self, k: int, steps: str) -> str:
         """Address of a drive, some steps from where the pointers stand."""
@@ -149,6 +187,18 @@ class Pieces:
             lines.append(f"c{k}_{u} = read({self.drive_at(k, steps)}, {mask})")
         if self.resets:
             lines.append(f"x_{u} = read(r + {steps} * r_t, {mask})")
+        return lines
+
+    def fetch_cotangents(self, u: int, steps: str, condition: str | None) -> list[str]:
+        """Load the cotangents of the slots after the step ``steps`` before the pointers."""
+        mask = f"both(lane, {condition}, ALIGNED)" if condition else ANY
+        lines = []
+        for i in self.graded:
+            place = f" + {i - self.others} * D * grad_c" * (i > self.others)
+            at = f"grad + (-{steps} * grad_t{place})"
+            if i < self.others:
+                at = f"rest + (-{steps} * {self.others} + {i}) * D"
+            lines.append(f"g{i}_{u} = read({at}, {mask})")
         return lines
 
     def following(self, lines: list[str]) -> list[str]:
@@ -213,6 +263,23 @@ class Pieces:
             ),
             *self.weights(),
         ]
+
+    @property
+    def strides_back(self) -> str:
+        """Arguments of kernels that read the output's cotangent."""
+        return ", grad_b, grad_t, grad_c" * ("grad" in self.grads)
+
+    def opening_back(self) -> list[str]:
+        """The same, with the strides of the output's cotangent."""
+        dense = [
+            "if DENSE:  # so are those of the output's cotangent",
+            f"    grad_t = {self.row_width}",
+            "    grad_c = 1",
+            "else:",
+            "    grad_t = tl.cast(grad_t, tl.int64)",
+            "    grad_c = tl.cast(grad_c, tl.int64)",
+        ]
+        return self.opening() + dense * ("grad" in self.grads)
 
     def row(self, kind: str, i: int) -> int:
         """Row of a chunk's record: its start, its end, its Jacobian product."""

@@ -8,9 +8,13 @@ than fit on the machine at once (its registers decide) run in waves::
     step(n) = (chain⁴ + (max(work, bytes / bandwidth) · n)⁴)^¼      n = B × D × chunks lanes
     time    = waves · (L + share · w) · step(n / waves) + launches, if there are several chunks
 
+A linear recurrence of several slots walks twice (:mod:`pararnn.kernels.reduce`), each time at the
+speed of its loads and its products, and a chain over the chunks runs in between.
+
 The model takes the number of chunks with the least time. Only sizes and the number of function
 calls in the Spec enter, never a cell's name. Its constants were measured on an NVIDIA H200 (132
-processors) with ParaGRU (``mix='diag'``); see the benchmarks page.
+processors) with ParaGRU (``mix='diag'``), and those of the two walks with RotationMinGRU and
+GivensMinGRU; see the benchmarks pages.
 """
 
 from __future__ import annotations
@@ -32,6 +36,12 @@ BANDWIDTH = 4.1e6
 """Bytes a microsecond."""
 LAUNCHES = {False: 8.0, True: 3.0}
 """Microseconds for the launches that check and correct."""
+ARRIVAL, PRODUCTS = 0.6, 0.07
+"""Microseconds until a load arrives, shared by the steps in flight, and of a step's products."""
+HEAVIER = 1.5
+"""Work of a step with the columns of a product, or with several cotangents, to that of one slot."""
+LINK = (0.07, 0.08)
+"""Microseconds of the chain for a chunk, and for a chunk and slot."""
 CALLS = 3
 """Function calls of ParaGRU, to which those of another cell are compared."""
 WARMUP = {2: 48, 4: 32, 8: 64}
@@ -82,6 +92,9 @@ def layout(
     pairs; one lane a thread hides more latency.
     """
     slots = len(spec.slots)
+    if reduced(spec):
+        fit = 64 // (len(spec.drive_list) + slots) // (2 if itemsize == 8 else 1)
+        return 32, max(1, min(8, 1 << max(0, fit.bit_length() - 1)))
     if itemsize == 8 or slots > 2:
         fit = 32 // (len(spec.drive_list) + slots)
         return 32, max(1, min(2 if itemsize == 8 else 4, 1 << max(0, fit.bit_length() - 1)))
@@ -101,15 +114,23 @@ def resident(spec: Spec, itemsize: int, backward: bool, several: bool) -> int:
     registers. Without other chunks it carries no Jacobian."""
     if not several:
         return 1024
+    if reduced(spec):
+        return 512 if len(spec.slots) == 2 else 384
     single = len(spec.slots) == 1
     if backward:
         return 512 if itemsize == 2 and single else 256
     return 512 if single else 384
 
 
+def reduced(spec: Spec) -> bool:
+    """Whether every chunk is reduced to its end and its product before anything is written: where
+    a linear transition turns the state and keeps what a start holds, no guess is good."""
+    return spec.linear_class not in (None, "diag")
+
+
 def warmups(spec: Spec, itemsize: int) -> int:
-    """Steps for a guess; none where rotations keep what a start holds, and no guess is good."""
-    return 0 if spec.linear_class not in (None, "diag") else WARMUP[itemsize]
+    """Steps for a guess."""
+    return 0 if reduced(spec) else WARMUP[itemsize]
 
 
 @lru_cache(maxsize=4096)
@@ -120,27 +141,44 @@ def chunk_length(
     lanes = batch * width
     scale = calls(spec) / CALLS * (2 if itemsize == 8 else 1)
     drives, slots = len(spec.drive_list), len(spec.slots)
-    # In the chain of a linear recurrence there is no function, only its products.
-    latency = 1 / CALLS if spec.jac_structure == "linear" else scale
     read, written = (drives + slots + 1, drives) if backward else (drives, slots)
-    traffic = (read + written) * itemsize / BANDWIDTH
-    products = slots**3 / 40 if slots > 2 else 0  # of Jacobians, in the same unit
-    per_lane = max(WORK[backward] * (scale + products), traffic) * 132 / processors
-    chain = CHAIN[backward] * latency
-    warmup = warmups(spec, itemsize) * read / (read + written)
 
-    def walk(length: float, chunks: int) -> float:
+    def walk(length: float, chunks: int, work: float, numbers: int, chain: float) -> float:
+        """Time of a walk, from its work a lane and step, the numbers it moves, and its chain."""
         capacity = resident(spec, itemsize, backward, chunks > 1) * processors
         waves = max(1, -(-lanes * chunks // capacity))
+        per_lane = max(work, numbers * itemsize / BANDWIDTH) * 132 / processors
         n = lanes * chunks / waves
         return float(waves * length * (chain**4 + (per_lane * n) ** 4) ** 0.25)
 
-    best, least = max(total, 1), walk(total, 1)
+    def guessed(length: int, chunks: int) -> float:
+        """A walk with a warm-up, corrections where it was too short."""
+        # In the chain of a linear recurrence there is no function, only its products.
+        latency = 1 / CALLS if spec.jac_structure == "linear" else scale
+        steps = length + (chunks > 1) * warmups(spec, itemsize) * read / (read + written)
+        products = slots**3 / 40 if slots > 2 else 0  # of Jacobians, in the same unit
+        work = WORK[backward] * (scale + products)
+        time = walk(steps, chunks, work, read + written, CHAIN[backward] * latency)
+        return time + LAUNCHES[backward] * (chunks > 1)
+
+    def twice(length: int, chunks: int) -> float:
+        """A walk that reduces, a chain, and a walk that writes."""
+        _, unroll = layout(spec, width, lanes * chunks, itemsize, backward, chunks > 1)
+        chain = ARRIVAL / unroll + PRODUCTS
+        time = walk(length, chunks, HEAVIER * WORK[backward] * scale, read + written, chain)
+        if chunks > 1:
+            numbers = drives + slots * backward
+            time += walk(length, chunks, HEAVIER * WORK[False] * scale, numbers, chain)
+            time += chunks * (LINK[0] + LINK[1] * slots) + LAUNCHES[False]
+        return time
+
+    modelled = twice if reduced(spec) else guessed
+    best, least = max(total, 1), modelled(total, 1)
     guess = 2.0
     while lanes and total / guess >= WARMUP[itemsize]:
         length = -(-total // round(guess))
         length = -(-length // EVEN) * EVEN
-        time = walk(length + warmup, -(-total // length)) + LAUNCHES[backward]
+        time = modelled(length, -(-total // length))
         if time < least:
             best, least = length, time
         guess *= 1.0625
@@ -172,7 +210,7 @@ def plan(
     return Plan(
         length=length,
         warmup=warmups(spec, itemsize) if warmup is None else warmup,
-        corrections=most if corrections is None else corrections,
+        corrections=most if corrections is None else min(most, corrections),
         tol=TOLERANCE[itemsize] if tol is None else tol,
         block=block,
         unroll=unroll,

@@ -1,8 +1,7 @@
 """The one channelwise kernel template, filled from a Spec.
 
 A lane is one channel of one sample: it carries ``S`` numbers through time and never looks at its
-neighbours. A program walks a block of lanes through one chunk of the sequence. There are six
-kernels:
+neighbours. A program walks a block of lanes through one chunk of the sequence. The kernels:
 
 ``forward``    every chunk walks from a guess (the state after a warm-up from zero), writes its
                states, and keeps its start, its end and its Jacobian product
@@ -12,6 +11,9 @@ kernels:
 ``adjoint_chunks``  the backward pass of every chunk, with a warm-up from the right
 ``readjoint``  the exact correction of what enters the chunks, by looking ahead
 ``decode``     one step, for streaming
+
+A linear recurrence of several slots has four others (:mod:`pararnn.kernels.reduce`) in the place of
+``correct`` and ``readjoint``; its ``forward`` and ``adjoint_chunks`` then start from what is known.
 
 With one chunk, only ``forward`` and ``adjoint_chunks`` run. The loads of the next ``unroll`` steps are
 issued before the present ones are used.
@@ -23,9 +25,10 @@ from ..spec.program import print_program
 from .backward import Backward
 from .forward import Forward
 from .pieces import ANY, commas, indent
+from .reduce import Reduce
 
 
-class Template(Forward, Backward):
+class Template(Forward, Backward, Reduce):
     """The text of one Spec's kernels; arguments as for :class:`~pararnn.kernels.pieces.Pieces`."""
 
     def decode_kernel(self) -> str:
@@ -59,9 +62,8 @@ def decode(
 
     def text(self) -> str:
         """Source of the module with all kernels; equal Specs, equal text."""
-        programs = [
-            print_program(self.spec, p, "triton") for p in ("step", "step_jacobian", "adjoint")
-        ]
+        more = ("affine", "tangent", "transpose") if self.reduced else ("step_jacobian",)
+        programs = [print_program(self.spec, p, "triton") for p in ("step", "adjoint", *more)]
         head = (
             f'"""Kernels of {self.spec.name}, from its Spec {self.spec.fingerprint[:12]}, by '
             'pararnn.kernels.template."""\n\n'
@@ -75,6 +77,7 @@ def decode(
                 self.forward_kernels(),
                 self.backward(),
                 self.backward_kernels(),
+                *[self.reduce_kernels()] * self.reduced,
                 self.decode_kernel(),
             ]
         )

@@ -1,5 +1,6 @@
 """Linear recurrences: one scan for every algebra of transition operators."""
 
+from . import chain as _chain  # noqa: F401 (plugs its kernel in)
 from . import fused as _fused  # noqa: F401 (plugs the kernels in)
 from .affine import affine_scan
 from .algebra import Algebra, Block, Dense, Diagonal, Flat, Left, MaxPlus, Right

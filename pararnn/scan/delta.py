@@ -27,7 +27,7 @@ from .._checks import full_precision, positive, readable
 from .backend import pick
 from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
-from .wy import assemble
+from .wy import Chain, assemble
 
 NAME = "delta_scan"
 
@@ -74,7 +74,8 @@ def delta_scan(
     chunk_size
         Most tokens a chunk. The result does not depend on it beyond rounding.
     backend
-        ``'auto'``, ``'eager'`` or ``'fused'``.
+        ``'auto'``, ``'eager'`` or ``'fused'``: whether one kernel finds the starts of all chunks
+        (:mod:`.chain`).
 
     Returns
     -------
@@ -109,9 +110,7 @@ def delta_scan(
     mask = reset_mask(NAME, resets, q)
     one_device(NAME, q=q, k=k, v=v, beta=beta, gamma=gamma, h0=h0)
     positive(f"{NAME}: chunk_size", chunk_size)
-    fused = pick(NAME, backend, q, k, v, beta, gamma, h0)
-    if fused is not None:
-        return fused(q, k, v, beta, h0, gamma=gamma, resets=mask, reverse=reverse)
+    chain = pick(NAME, backend, q, k, v, beta, gamma, h0)
     dtype = common_dtype(q, k, v, beta, gamma, h0)
     if mask is not None and gamma is None:
         gamma = torch.ones((batch, length, heads), dtype=dtype, device=q.device)
@@ -142,7 +141,7 @@ def _solved(
     size = _chunk_of(sequences[1].shape[1], sequences[1].shape[2], most, start)
 
     def run(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        return _chunked(sequences, start, size)
+        return _chunked(sequences, start, size, chain)
 
     with full_precision(start.device):
         # Where results can be looked at, bad numbers are dealt with if there are any.
@@ -164,7 +163,9 @@ def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
     return -(-length // count)
 
 
-def _chunked(sequences: list[Tensor], start: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _chunked(
+    sequences: list[Tensor], start: Tensor, size: int, chain: Chain | None = None
+) -> tuple[Tensor, Tensor]:
     """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens."""
     batch, length, _, heads, _ = sequences[0].shape
     count = -(-length // size)
@@ -194,7 +195,7 @@ def _chunked(sequences: list[Tensor], start: Tensor, size: int) -> tuple[Tensor,
     else:
         visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~visible.repeat_interleave(micro, -1), 0)
-    y, end = assemble((system, scores, v, faded, written, q, keep), start.flatten(0, 1))
+    y, end = assemble((system, scores, v, faded, written, q, keep), start.flatten(0, 1), chain)
     y = y.unflatten(1, (batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
     return y[:, :length], end.unflatten(0, (batch, heads))
 

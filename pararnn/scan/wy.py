@@ -10,6 +10,8 @@ the starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,15 +27,25 @@ Pieces = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 ``W (n, N, M, dk)``, ``Q (n, N, C, dk)``, and ``g (n, N, 1, 1)`` or None for 1."""
 
 
-def assemble(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs ``(n, N, C, dv)`` and the last end, from the first start ``(N, dk, dv)``."""
+Chain = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A scan of operators ``(N, n, dk, dk)`` and inputs ``(N, n, dk, dv)`` from ``(N, dk, dv)``."""
+EAGER: Chain = partial(scan, kind="left")
+
+
+def assemble(pieces: Pieces, start: Tensor, chain: Chain | None = None) -> tuple[Tensor, Tensor]:
+    """Outputs ``(n, N, C, dv)`` and the last end, from the first start ``(N, dk, dv)``; ``chain``
+    finds the starts of chunks if it is given."""
     given = [t for t in (*pieces, start) if t is not None]
+    if chain is not None:
+        return side_by_side(pieces, start, chain)
     if all(readable(t) and unpack_dual(t).tangent is None for t in given):
         return Walk.apply(*pieces, start)
     return side_by_side(pieces, start)
 
 
-def side_by_side(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
+def side_by_side(
+    pieces: Pieces, start: Tensor, chain: Chain = EAGER
+) -> tuple[Tensor, Tensor]:
     """All chunks at once."""
     system, scores, v, faded, written, q, keep = pieces
     # u = value − factor·S
@@ -42,9 +54,8 @@ def side_by_side(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
     value, factor = solved.split([v.shape[-1], faded.shape[-1]], -1)
     eye = torch.eye(faded.shape[-1], dtype=v.dtype, device=v.device)
     transition = (eye if keep is None else keep * eye) - written.mT @ factor
-    ends = scan(
-        transition.transpose(0, 1), (written.mT @ value).transpose(0, 1), start, kind="left"
-    ).transpose(0, 1)
+    inputs = written.mT @ value
+    ends = chain(transition.transpose(0, 1), inputs.transpose(0, 1), start).transpose(0, 1)
     starts = torch.cat([start.unsqueeze(0), ends[:-1]], 0)
     return q @ starts + scores @ (value - factor @ starts), ends[-1]
 

@@ -41,8 +41,10 @@ QUICK = [
     at("ParaGRU[diag]", T=7, length=2, warmup=1, corrections=1, scale=4, repaired=True),
     at("ParaLSTM", T=6, length=2, warmup=1, corrections=1, scale=3, repaired=True),
     at("ParaGRU[diag]", T=6, length=2, resets="borders", corrections=1, repaired=False),
-    # one Newton correction solves what is linear in the state
-    at("linear", T=5, length=2, warmup=1, corrections=1, repaired=False, resets="some"),
+    # what is linear in the state is solved without a repair
+    at("linear", T=5, length=2, corrections=1, repaired=False, resets="some"),
+    at("linear", B=3, T=19, D=5, length=4, corrections=1, repaired=False, layout="time-major"),
+    at("nearly", T=5, length=2, warmup=1, repaired=False, resets="some"),
     at("gate", T=5, length=2, warmup=1, corrections=1, repaired=False),  # no parameters
     # dtypes
     at("ParaGRU[diag]", T=5, length=3, warmup=1, dtype=torch.float32, resets="some"),

@@ -33,8 +33,9 @@ def several(cell=GRU, **changes):
     return {"cell": cell, "T": 6, "length": 2, "warmup": 1, **changes}
 
 
-# One Newton correction solves a linear recurrence, so nothing is left to repair.
-NEWTON = several("linear", T=7, corrections=1, repaired=False)
+# Two Newton corrections solve what is nearly linear, so nothing is left to repair.
+NEWTON = several("nearly", T=7, repaired=False)
+REDUCED = several("linear", T=7, corrections=1, repaired=False)
 REPAIRED = several(scale=4, corrections=1, T=8)
 MUTANTS = (
     # addresses
@@ -88,6 +89,19 @@ MUTANTS = (
     Mutant("size of cotangents not used", r"far\(a0, tl.maximum\(tl.abs\(m0\), size\), tol\)", "far(a0, 1e15, tol)", "readjoint", several(T=4)),
     Mutant("gradient of h0 of another chunk", r"if chunk == 0:", "if chunk == 1:", "adjoint_chunks", several(T=4, warmup=4)),
     Mutant("gradients of grad's strides", r"\* grad_t", "* D", "walk_back", {"flat": True, "grads": ("last",)}),
+    # linear recurrences of several slots
+    Mutant("the chain leaves out products", r"x0 \+= tl.where\(s1 == 0, 0.0, j01\*s1\)", "pass", "chain", REDUCED),
+    Mutant("the chain hands on zeros", r"s0, s1 = x0, x1", "s0, s1 = 0 * x0, x1", "chain", REDUCED),
+    Mutant("columns exchanged", r"j01, j11 = tangent\(j01, j11,", "j01, j11 = tangent(j00, j10,", "reduce_walk", REDUCED),
+    Mutant("inputs forgotten", r"s0 \+= i0", "pass", "reduce_walk", REDUCED),
+    Mutant("product through a reset", r"j11 = tl.where\(x_\d != 0, 0.0, j11\)", "pass", "reduce_walk", {**REDUCED, "resets": "some"}),
+    Mutant("start state not reduced", r"tl.load\(h0 [^\n]*", "tl.zeros([BLOCK], DTYPE)", "reduce", REDUCED),
+    Mutant("chunks start from zero", r"if chunk > 0:", "if chunk > 99:", "forward", REDUCED),
+    Mutant("rows not transposed", r"transpose\(j00,", "tangent(j00,", "reduce_walk_back", REDUCED),
+    Mutant("cotangents not reduced", r"m0 \+= g0_\d.to\(DTYPE\)", "pass", "reduce_walk_back", {**REDUCED, "grads": ("others",)}),
+    Mutant("final cotangent not reduced", r"end == T", "end < 0", "reduce_back", REDUCED),
+    Mutant("the chain back is not transposed", r"j10\*m1", "j01*m1", "chain_back", REDUCED),
+    Mutant("nothing enters on the right", r"if chunk < chunks - 1:", "if chunk < 0:", "adjoint_chunks", REDUCED),
     # the printed step
     Mutant("a sign in the step", r"1 - z", "1 + z", "step"),
     Mutant("a sign in the adjoint", r"1 - z", "1 + z", "adjoint"),

@@ -110,6 +110,44 @@ def test_composed_coefficients(kit, chunks):
     compare([whole * h0.unsqueeze(1) + forced], [reference.linear(a, b, h0)], 1e-12)
 
 
+@pytest.mark.parametrize("planes", [False, True])
+def test_products_that_overflow(kit, chunks, planes):
+    """Where the product of a chunk is infinite and the states are not, the chunk is walked."""
+    chunks(3, warmup=0)
+    # 1e-37 at step 1 grows to 1e23 at step 5; the products of steps 3 to 5 are 1e40.
+    steps = torch.tensor([1e20, 1e20, 1e20, 1e10, 1e10, 1e20, 1e-20, 1e-10, 0.5])
+    a = steps[None, :, None].repeat(1, 1, 2).to(kit.DEVICE)
+    b = torch.zeros(1, 9, 2, device=kit.DEVICE)
+    b[0, 1] = torch.tensor([1e-37, 3e-37])
+    b[0, 7:] = torch.tensor([1.0, -2.0])
+    scan, loop = linear_scan, reference.linear
+    if planes:
+        turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], device=kit.DEVICE)
+        a, b = a[..., None, None] * turn, torch.stack([b, b.flip(2)], -1)
+        scan, loop = matrix_scan, reference.matrix
+    found, wanted = scan(a, b, backend="fused"), loop(a, b)
+    assert 1e22 < float(wanted.abs().max()) < 1e25
+    size = wanted.flatten(2).abs().amax(2).view(1, 9, *[1] * (wanted.ndim - 2))
+    assert float(((found.double() - wanted).abs() / (size + 1e-30)).max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["linear", "planes"])
+def test_results_have_no_units(kit, chunks, name):
+    """Inputs and cotangents that are halved thirty times give results that are."""
+    chunks(4)
+    scan, draw = SCANS[name]
+    a, b, h0 = (x.float() for x in draw(kit))
+    bar = drawn(kit, *b.shape, dtype=torch.float32)
+
+    def run(scale):
+        leaves = [x.clone().requires_grad_() for x in (a, b * scale, h0 * scale)]
+        states = scan(*leaves, backend="fused")
+        return states, *torch.autograd.grad(states, leaves, bar * scale)
+
+    for plain, small, power in zip(run(1.0), run(0.5**30), (1, 2, 1, 1), strict=True):
+        torch.testing.assert_close(small, plain * 0.5 ** (30 * power), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_narrow_dtypes(kit, dtype, chunks):
     chunks(4)
