@@ -125,13 +125,19 @@ def delta_scan(
     if reverse:
         sequences = [s.flip(1) for s in sequences]
         mask = None if mask is None else mask.flip(1)
-    solve = _operator if torch.compiler.is_compiling() else _solved
-    y, end = solve(sequences, start, mask, chunk_size)
+    if chain is None and torch.compiler.is_compiling():
+        y, end = _operator(sequences, start, mask, chunk_size)
+    else:
+        y, end = _solved(sequences, start, mask, chunk_size, chain)
     return (y.flip(1) if reverse else y).to(q.dtype), end
 
 
 def _solved(
-    sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
+    sequences: list[Tensor],
+    start: Tensor,
+    resets: Tensor | None,
+    most: int,
+    chain: Chain | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs ``(B, T, H, dv)`` and the final state, in chunks of at most ``most`` tokens.
 
@@ -164,7 +170,7 @@ def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
 
 
 def _chunked(
-    sequences: list[Tensor], start: Tensor, size: int, chain: Chain | None = None
+    sequences: list[Tensor], start: Tensor, size: int, chain: Chain | None
 ) -> tuple[Tensor, Tensor]:
     """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens."""
     batch, length, _, heads, _ = sequences[0].shape
