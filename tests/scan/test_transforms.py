@@ -133,6 +133,39 @@ def test_the_operator_is_well_formed():
         )
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_operator_of_the_delta_rule_is_well_formed(gated):
+    q, k, v, beta, h0, gamma = inputs_of("delta", 9)
+    sequences = [q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), beta[:, :, None, :, None]]
+    sequences += [gamma[:, :, None, :, None]] if gated else []
+    sequences = [s.detach().requires_grad_() for s in sequences]
+    torch.library.opcheck(
+        torch.ops.pararnn.delta_scan.default,
+        (sequences, h0.requires_grad_(), None, 4),
+        rtol=1e-9,
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_a_compiled_delta_rule_with_resets_and_under_a_map(reverse):
+    torch._dynamo.reset()
+    resets = torch.rand(2, 21, generator=torch.Generator().manual_seed(1)) < 0.2
+
+    def run(q, k, v, beta, h0):
+        return delta_scan(q, k, v, beta, h0, resets=resets, reverse=reverse, chunk_size=4)[0]
+
+    inputs = inputs_of("delta", 21)[:5]
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for got, want in zip(gradients(compiled, inputs), gradients(run, inputs), strict=True):
+        close(got, want)
+    stacked = [torch.stack([x, x.flip(1)]) for x in inputs[:4]]
+    mapped = lambda *xs: torch.func.vmap(run, in_dims=(0, 0, 0, 0, None))(*xs, inputs[4])  # noqa: E731
+    got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(*stacked)
+    for i in range(2):
+        close(got[i], run(*(x[i] for x in stacked), inputs[4]))
+
+
 @scans
 def test_a_missing_kernel_is_an_error(name, monkeypatch):
     monkeypatch.setattr(backend, "_FUSED", {})
