@@ -18,6 +18,7 @@ that underflows, is exact, and has its derivative.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,20 +127,37 @@ def delta_scan(
     if reverse:
         sequences = [s.flip(1) for s in sequences]
         mask = None if mask is None else mask.flip(1)
-    size = _chunk_of(length, micro, chunk_size, start)
+    if together is None and torch.compiler.is_compiling():
+        y, end = _operator(sequences, start, mask, chunk_size)
+    else:
+        y, end = _solved(sequences, start, mask, chunk_size, together or assemble)
+    return (y.flip(1) if reverse else y).to(q.dtype), end
+
+
+def _solved(
+    sequences: list[Tensor],
+    start: Tensor,
+    resets: Tensor | None,
+    most: int,
+    together: Together = assemble,
+) -> tuple[Tensor, Tensor]:
+    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of at most ``most`` tokens.
+
+    ``sequences`` are queries ``(B, T, 1, H, dk)``, keys, values ``(B, T, nh, H, d)``, step sizes
+    ``(B, T, nh, H, 1)`` and, if there are any, decays ``(B, T, 1, H, 1)``, all of one dtype.
+    """
+    size = _chunk_of(sequences[1].shape[1], sequences[1].shape[2], most, start)
 
     def run(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        return _chunked(sequences, start, size, together or assemble)
+        return _chunked(sequences, start, size, together)
 
-    with full_precision(q.device):
+    with full_precision(start.device):
         # Where results can be looked at, bad numbers are dealt with if there are any.
-        plain = all(map(readable, (*sequences, start)))
-        if plain:
+        if all(map(readable, (*sequences, start))):
             y, end = run(sequences, start)
-            plain = bool(y.isfinite().all()) and bool(end.isfinite().all())
-        if not plain:
-            y, end = contained(run, sequences, start, mask)
-    return (y.flip(1) if reverse else y).to(q.dtype), end
+            if bool(y.isfinite().all()) and bool(end.isfinite().all()):
+                return y, end
+        return contained(run, sequences, start, resets)
 
 
 def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
@@ -211,3 +229,92 @@ def decays(gamma: Tensor) -> tuple[Tensor, Tensor]:
         suffix = torch.cat([s1 * p2[..., -1:], s2], -1)
     prefix, between = prefix.squeeze(-2), between.squeeze(-3)
     return prefix[..., :size], between[..., :size, :size]
+
+
+# -- one node for compilers and exporters ------------------------------------------------------
+
+
+@torch.library.custom_op("pararnn::delta_scan", mutates_args=())
+def _operator(
+    sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
+) -> tuple[Tensor, Tensor]:
+    """:func:`_solved`, of any length, as one operation in a graph."""
+    y, end = _solved(sequences, start, resets, most)
+    return y.contiguous(), end.contiguous()
+
+
+@_operator.register_fake
+def _(
+    sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
+) -> tuple[Tensor, Tensor]:
+    batch, length, _, heads, dv = sequences[2].shape
+    return start.new_empty(batch, length, heads, dv), start.new_empty(start.shape)
+
+
+@torch.library.custom_op("pararnn::delta_scan_backward", mutates_args=())
+def _operator_backward(
+    sequences: list[Tensor],
+    start: Tensor,
+    resets: Tensor | None,
+    most: int,
+    d_y: Tensor,
+    d_end: Tensor,
+) -> list[Tensor]:
+    """Cotangents of the sequences and of the start."""
+
+    def run(*given: Tensor) -> tuple[Tensor, Tensor]:
+        return _solved(list(given[:-1]), given[-1], resets, most)
+
+    pull = torch.func.vjp(run, *sequences, start)[1]
+    return [g.contiguous() for g in pull((d_y, d_end))]
+
+
+@_operator_backward.register_fake
+def _(
+    sequences: list[Tensor],
+    start: Tensor,
+    resets: Tensor | None,
+    most: int,
+    d_y: Tensor,
+    d_end: Tensor,
+) -> list[Tensor]:
+    return [g.new_empty(g.shape) for g in (*sequences, start)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    sequences, start, resets, ctx.most = inputs
+    ctx.save_for_backward(*sequences, start, resets)
+
+
+def _cotangents(ctx: Any, d_y: Tensor, d_end: Tensor) -> tuple[Any, ...]:
+    *sequences, start, resets = ctx.saved_tensors
+    *found, d_start = _operator_backward(sequences, start, resets, ctx.most, d_y, d_end)
+    return found, d_start, None, None
+
+
+_operator.register_autograd(_cotangents, setup_context=_keep)
+
+
+@_operator.register_vmap
+def _(
+    info: Any,
+    dims: tuple[Any, ...],
+    sequences: list[Tensor],
+    start: Tensor,
+    resets: Tensor | None,
+    most: int,
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """The mapped dimension joins the batch."""
+
+    def folded(value: Tensor | None, dim: int | None) -> Tensor | None:
+        if value is None:
+            return None
+        value = (
+            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+        )
+        return value.flatten(0, 1)
+
+    several = [folded(s, d) for s, d in zip(sequences, dims[0], strict=True)]
+    out = _operator(several, folded(start, dims[1]), folded(resets, dims[2]), most)
+    y, end = (v.unflatten(0, (info.batch_size, -1)) for v in out)
+    return (y, end), (0, 0)

@@ -63,7 +63,7 @@ def gradients(function, inputs):
 def test_compiled_without_breaks(name):
     torch._dynamo.reset()
     compiled = torch.compile(SCANS[name], fullgraph=True, backend="aot_eager")
-    for length in (40,) if name == "delta" else (40, 33):
+    for length in (40, 33):
         inputs = inputs_of(name, length)
         for got, want in zip(
             gradients(compiled, inputs), gradients(SCANS[name], inputs), strict=True
@@ -79,14 +79,11 @@ def test_exported_for_any_length(name):
 
     inputs = inputs_of(name)
     steps = torch.export.Dim("steps", min=3, max=1 << 20)
-    if name == "delta":  # the number of chunks is a part of the graph
-        shapes = None
-        lengths = (40,)
-    else:
-        shapes = {"inputs": ({1: steps}, {1: steps}, {})}
-        lengths = (40, 77)
+    given = 4 if name == "delta" else 2
+    shapes = [{1: steps}] * given + [{}] + [{1: steps}] * (len(inputs) - given - 1)
+    shapes = {"inputs": tuple(shapes)}
     exported = torch.export.export(Scan(), inputs, dynamic_shapes=shapes).module()
-    for length in lengths:
+    for length in (40, 77, 3):
         inputs = inputs_of(name, length)
         close(exported(*inputs), SCANS[name](*inputs))
 
@@ -137,6 +134,39 @@ def test_the_operator_is_well_formed():
         )
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_operator_of_the_delta_rule_is_well_formed(gated):
+    q, k, v, beta, h0, gamma = inputs_of("delta", 9)
+    sequences = [q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), beta[:, :, None, :, None]]
+    sequences += [gamma[:, :, None, :, None]] if gated else []
+    sequences = [s.detach().requires_grad_() for s in sequences]
+    torch.library.opcheck(
+        torch.ops.pararnn.delta_scan.default,
+        (sequences, h0.requires_grad_(), None, 4),
+        rtol=1e-9,
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_a_compiled_delta_rule_with_resets_and_under_a_map(reverse):
+    torch._dynamo.reset()
+    resets = torch.rand(2, 21, generator=torch.Generator().manual_seed(1)) < 0.2
+
+    def run(q, k, v, beta, h0):
+        return delta_scan(q, k, v, beta, h0, resets=resets, reverse=reverse, chunk_size=4)[0]
+
+    inputs = inputs_of("delta", 21)[:5]
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for got, want in zip(gradients(compiled, inputs), gradients(run, inputs), strict=True):
+        close(got, want)
+    stacked = [torch.stack([x, x.flip(1)]) for x in inputs[:4]]
+    mapped = lambda *xs: torch.func.vmap(run, in_dims=(0, 0, 0, 0, None))(*xs, inputs[4])  # noqa: E731
+    got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(*stacked)
+    for i in range(2):
+        close(got[i], run(*(x[i] for x in stacked), inputs[4]))
+
+
 @scans
 def test_a_missing_kernel_is_an_error(name, monkeypatch):
     monkeypatch.setattr(backend, "_FUSED", {})
@@ -153,9 +183,9 @@ def test_a_missing_kernel_is_an_error(name, monkeypatch):
     assert torch.equal(first(public(*given, backend="eager")), first(public(*given)))
 
 
-@scans
+@pytest.mark.parametrize("name", [name for name in SCANS if name != "delta"])
 def test_a_registered_kernel_runs_where_it_can(name, monkeypatch):
-    public = {"delta": delta_scan}.get(name, SCANS[name])
+    public = SCANS[name]
     calls = []
 
     def lacks(*values):
