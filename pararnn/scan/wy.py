@@ -43,9 +43,7 @@ def assemble(pieces: Pieces, start: Tensor, chain: Chain | None = None) -> tuple
     return side_by_side(pieces, start)
 
 
-def side_by_side(
-    pieces: Pieces, start: Tensor, chain: Chain = EAGER
-) -> tuple[Tensor, Tensor]:
+def side_by_side(pieces: Pieces, start: Tensor, chain: Chain = EAGER) -> tuple[Tensor, Tensor]:
     """All chunks at once."""
     system, scores, v, faded, written, q, keep = pieces
     # u = value − factor·S
