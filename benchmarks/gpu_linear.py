@@ -76,7 +76,10 @@ COEFFICIENTS = ("sigmoid", "near 1")
 LAYER = (8, 2048, 512)
 MIXERS = ("MinGRU", "SignedMinGRU", "RotationMinGRU", "GivensMinGRU")
 LAYERS = (*MIXERS, "DeltaMinGRU")
-OPTIONS: dict[str, dict[str, Any]] = {"GivensMinGRU": {"block_size": 8, "rounds": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "GivensMinGRU": {"block_size": 8, "rounds": 3},
+    "DeltaMinGRU": {"n_heads": 8},
+}
 DECAY: dict[str, Any] = {"decay": "learnable", "decay_rate": 0.3, "log1p_delta": True}
 PRECISIONS = {"float32": "highest", "TF32": "high"}
 GROUPS = 8  # of the batch, of layers that are computed anew in the backward pass

@@ -193,15 +193,22 @@ def snap(x, m):
 
 
 @triton.jit
+def double(x, value: tl.constexpr):
+    """A constant as float64, which a call would make float32."""
+    return tl.full(x.shape, value, tl.float64)
+
+
+@triton.jit
 def quarters(x):
     """A float32 angle as a whole number of quarter turns, modulo 4, and the rest, by way of
     float64. From 1e15 on, neighbouring float32 are many turns apart, and the angle counts as 0."""
     wide = tl.where(tl.abs(x) < 1e15, x, x * 0).to(tl.float64)
     # To add 3·2^51 rounds to a whole number and leaves its last bits at the end.
-    moved = tl.fma(wide, 0.6366197723675814, 6755399441055744.0)
-    whole = moved - 6755399441055744.0
-    rest = tl.fma(whole, -1.5707963267948966, wide)
-    rest = tl.fma(whole, -6.123233995736766e-17, rest)
+    large = double(wide, 6755399441055744.0)
+    moved = tl.fma(wide, double(wide, 0.6366197723675814), large)
+    whole = moved - large
+    rest = tl.fma(whole, double(wide, -1.5707963267948966), wide)
+    rest = tl.fma(whole, double(wide, -6.123233995736766e-17), rest)
     return rest.to(tl.float32), (moved.to(tl.int64, bitcast=True) & 3).to(tl.int32)
 
 

@@ -1,7 +1,7 @@
-"""The fused part of the delta rule: all starts of its chunks in one kernel.
+"""The delta rule on a GPU: matrix products, and all starts of its chunks in one kernel.
 
-Inside a chunk there are matrix products only, of all chunks at once. Between the chunks runs the
-recurrence ``x_t = A_t x_{t−1} + b_t`` of matrix states, which is short and would be many small calls;
+Inside a chunk there are matrix products only, of all chunks at once: triangular systems are inverted
+by products, too (:mod:`.triangular`). Between the chunks runs the recurrence ``x_t = A_t x_{t−1} + b_t`` of matrix states, which is short and would be many small calls;
 here the state stays on the chip. Its adjoint is the same kernel, backwards. A second derivative
 takes the eager scan.
 """
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..kernels import missing
 from ..kernels.support import on_device_of
-from .autograd import scan
 from .backend import Fused, register_fused
+from .triangular import unit_lower_inverse
+from .wy import Pieces, left_scan, side_by_side, substituted
 
 LARGEST = 128
 """Rows of an operator that a program holds."""
@@ -55,6 +56,12 @@ def _(op: Tensor, g: Tensor) -> Tensor:
     return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 
+def recorded(*given: Tensor) -> list[Tensor]:
+    """Tensors to differentiate by, apart from what they are made from."""
+    views = [x.view_as(x) if x.requires_grad else x.detach() for x in given]
+    return [x.requires_grad_() for x in views]
+
+
 def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs, output)
 
@@ -62,9 +69,8 @@ def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     op, b, start, states = ctx.saved_tensors
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        views = [x.view_as(x) if x.requires_grad else x.detach() for x in (op, b, start)]
-        given = [x.requires_grad_() for x in views]
-        found = torch.autograd.grad(scan(*given, kind="left"), given, g, create_graph=True)
+        given = recorded(op, b, start)
+        found = torch.autograd.grad(left_scan(*given), given, g, create_graph=True)
         return found[0], found[1], found[2]
     cotangents = chain_back(op, g)
     before = torch.cat([start.unsqueeze(1), states[:, :-1]], 1)
@@ -72,6 +78,32 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 chain.register_autograd(_gradients, setup_context=_setup)
+
+
+class Solve(torch.autograd.Function):
+    """``(I + L)⁻¹ b`` for strictly lower triangular ``L``, by the inverse."""
+
+    @staticmethod
+    def forward(ctx: Any, below: Tensor, b: Tensor) -> Tensor:
+        inverse = unit_lower_inverse(below)
+        solved = inverse @ b
+        ctx.save_for_backward(below, b, inverse, solved)
+        return solved
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        below, b, inverse, solved = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            given = recorded(below, b)
+            found = torch.autograd.grad(substituted(*given), given, g, create_graph=True)
+            return found[0], found[1]
+        moved = inverse.mT @ g
+        return (moved @ solved.mT).tril(-1).neg_(), moved
+
+
+def fused_chunks(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`~.wy.side_by_side`, by products and the kernel."""
+    return side_by_side(pieces, start, Solve.apply, chain)
 
 
 def _lacks(q: Tensor, k: Tensor, *others: Tensor | None) -> str | None:
@@ -85,4 +117,4 @@ def _lacks(q: Tensor, k: Tensor, *others: Tensor | None) -> str | None:
     return None if torch.compiler.is_compiling() else missing(q.device)
 
 
-register_fused("delta_scan", Fused(_lacks, chain))
+register_fused("delta_scan", Fused(_lacks, fused_chunks))

@@ -7,9 +7,12 @@ Here bad numbers are taken out, and what depends on them is set to NaN afterward
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from .linear import linear_scan
 
 Run = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
 
@@ -27,14 +30,10 @@ def contained(
     for bad in others:
         head = head | bad
     bad = v_bad | head  # (B, T, H, dv): a value spoils its column of the state, a key all columns
-    step = torch.arange(1, bad.shape[1] + 1, device=bad.device).reshape(1, -1, 1, 1)
-    before = torch.where((~start.isfinite()).any(-2), 0, -1).unsqueeze(1)
-    last = torch.maximum(torch.where(bad, step, -1).cummax(1).values, before)
-    if resets is not None:
-        reset = resets[..., None, None]
-        spoiled = last >= torch.where(reset, step, 0).cummax(1).values
-    else:
-        spoiled = last >= 0
+    before = (~start.isfinite()).any(-2)
+    # How many came since the state was last forgotten.
+    count, begin = bad.to(start.dtype), before.to(start.dtype)
+    spoiled = cast(Tensor, linear_scan(torch.ones_like(count), count, begin, resets=resets)) > 0
     y, end = run([_finite(s) for s in sequences], _finite(start))
     lost = spoiled | q_bad.any(-1, keepdim=True)
     return (

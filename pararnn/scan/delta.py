@@ -17,6 +17,7 @@ that underflows, is exact, and has its derivative.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ from .._checks import full_precision, positive, readable
 from .backend import pick
 from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
-from .wy import Chain, assemble
+from .wy import Pieces, assemble
 
 NAME = "delta_scan"
+Together = Callable[[Pieces, Tensor], tuple[Tensor, Tensor]]
 
 
 def delta_scan(
@@ -110,7 +112,7 @@ def delta_scan(
     mask = reset_mask(NAME, resets, q)
     one_device(NAME, q=q, k=k, v=v, beta=beta, gamma=gamma, h0=h0)
     positive(f"{NAME}: chunk_size", chunk_size)
-    chain = pick(NAME, backend, q, k, v, beta, gamma, h0)
+    together = pick(NAME, backend, q, k, v, beta, gamma, h0)
     dtype = common_dtype(q, k, v, beta, gamma, h0)
     if mask is not None and gamma is None:
         gamma = torch.ones((batch, length, heads), dtype=dtype, device=q.device)
@@ -125,10 +127,10 @@ def delta_scan(
     if reverse:
         sequences = [s.flip(1) for s in sequences]
         mask = None if mask is None else mask.flip(1)
-    if chain is None and torch.compiler.is_compiling():
+    if together is None and torch.compiler.is_compiling():
         y, end = _operator(sequences, start, mask, chunk_size)
     else:
-        y, end = _solved(sequences, start, mask, chunk_size, chain)
+        y, end = _solved(sequences, start, mask, chunk_size, together or assemble)
     return (y.flip(1) if reverse else y).to(q.dtype), end
 
 
@@ -137,7 +139,7 @@ def _solved(
     start: Tensor,
     resets: Tensor | None,
     most: int,
-    chain: Chain | None = None,
+    together: Together = assemble,
 ) -> tuple[Tensor, Tensor]:
     """Outputs ``(B, T, H, dv)`` and the final state, in chunks of at most ``most`` tokens.
 
@@ -147,7 +149,7 @@ def _solved(
     size = _chunk_of(sequences[1].shape[1], sequences[1].shape[2], most, start)
 
     def run(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        return _chunked(sequences, start, size, chain)
+        return _chunked(sequences, start, size, together)
 
     with full_precision(start.device):
         # Where results can be looked at, bad numbers are dealt with if there are any.
@@ -170,9 +172,10 @@ def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
 
 
 def _chunked(
-    sequences: list[Tensor], start: Tensor, size: int, chain: Chain | None
+    sequences: list[Tensor], start: Tensor, size: int, together: Together
 ) -> tuple[Tensor, Tensor]:
-    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens."""
+    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens, which
+    ``together`` puts together."""
     batch, length, _, heads, _ = sequences[0].shape
     count = -(-length // size)
     micro = sequences[1].shape[2]
@@ -201,7 +204,7 @@ def _chunked(
     else:
         visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~visible.repeat_interleave(micro, -1), 0)
-    y, end = assemble((system, scores, v, faded, written, q, keep), start.flatten(0, 1), chain)
+    y, end = together((system, scores, v, faded, written, q, keep), start.flatten(0, 1))
     y = y.unflatten(1, (batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
     return y[:, :length], end.unflatten(0, (batch, heads))
 

@@ -11,7 +11,6 @@ the starts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,28 +26,37 @@ Pieces = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 ``W (n, N, M, dk)``, ``Q (n, N, C, dk)``, and ``g (n, N, 1, 1)`` or None for 1."""
 
 
-Chain = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A scan of operators ``(N, n, dk, dk)`` and inputs ``(N, n, dk, dv)`` from ``(N, dk, dv)``."""
-EAGER: Chain = partial(scan, kind="left")
+Scan = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""States of operators ``(N, n, dk, dk)`` and inputs ``(N, n, dk, dv)`` from ``(N, dk, dv)``."""
+Solve = Callable[[Tensor, Tensor], Tensor]
+"""``(I + L)⁻¹ b`` for strictly lower triangular ``L``."""
 
 
-def assemble(pieces: Pieces, start: Tensor, chain: Chain | None = None) -> tuple[Tensor, Tensor]:
-    """Outputs ``(n, N, C, dv)`` and the last end, from the first start ``(N, dk, dv)``; ``chain``
-    finds the starts of chunks if it is given."""
+def assemble(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs ``(n, N, C, dv)`` and the last end, from the first start ``(N, dk, dv)``."""
     given = [t for t in (*pieces, start) if t is not None]
-    if chain is not None:
-        return side_by_side(pieces, start, chain)
     if all(readable(t) and unpack_dual(t).tangent is None for t in given):
         return Walk.apply(*pieces, start)
     return side_by_side(pieces, start)
 
 
-def side_by_side(pieces: Pieces, start: Tensor, chain: Chain = EAGER) -> tuple[Tensor, Tensor]:
+def substituted(below: Tensor, b: Tensor) -> Tensor:
+    """``(I + L)⁻¹ b``, row by row."""
+    return torch.linalg.solve_triangular(below, b, upper=False, unitriangular=True)
+
+
+def left_scan(op: Tensor, b: Tensor, start: Tensor) -> Tensor:
+    """A scan of matrix states."""
+    return scan(op, b, start, kind="left")
+
+
+def side_by_side(
+    pieces: Pieces, start: Tensor, solve: Solve = substituted, chain: Scan = left_scan
+) -> tuple[Tensor, Tensor]:
     """All chunks at once."""
     system, scores, v, faded, written, q, keep = pieces
     # u = value − factor·S
-    both = torch.cat([v, faded], -1)
-    solved = torch.linalg.solve_triangular(system, both, upper=False, unitriangular=True)
+    solved = solve(system, torch.cat([v, faded], -1))
     value, factor = solved.split([v.shape[-1], faded.shape[-1]], -1)
     eye = torch.eye(faded.shape[-1], dtype=v.dtype, device=v.device)
     transition = (eye if keep is None else keep * eye) - written.mT @ factor

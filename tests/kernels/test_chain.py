@@ -124,3 +124,19 @@ def test_refusals_say_why(kit):
     wide |= {"q": drawn(kit, 2, 5, 3, 130), "k": drawn(kit, 2, 5, 2, 3, 130), "h0": None}
     with pytest.raises(RuntimeError, match="at most 128 rows, not dk=130"):
         run(delta_scan, wide, backend="fused")
+
+
+def test_compiled(kit):
+    values, resets = delta(kit, 9)
+    call = torch.compile(
+        lambda values: run(delta_scan, values, resets=resets, chunk_size=4, backend="fused"),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    results = []
+    for function in (call, lambda v: run(delta_scan, v, resets=resets, chunk_size=4)):
+        leaves = {name: x.clone().requires_grad_() for name, x in values.items()}
+        y, end = function(leaves)
+        grads = torch.autograd.grad(y.sin().sum() + end.cos().sum(), list(leaves.values()))
+        results.append([y, end, *grads])
+    close(*results, tolerance=2e-5)

@@ -14,6 +14,7 @@ from pararnn.scan import (
     matrix_scan,
     parallel_scan_log,
 )
+from pararnn.scan.wy import assemble
 
 F64 = torch.float64
 
@@ -210,6 +211,8 @@ def test_a_registered_kernel_runs_where_it_can(name, monkeypatch):
 
     def run(*args, **options):
         calls.append((len(args), sorted(options)))
+        if name == "delta":  # its kernel puts chunks together
+            return assemble(*args)
         return public(*args, **options, backend="eager")
 
     monkeypatch.setitem(backend._FUSED, public.__name__, backend.Fused(lacks, run))
