@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 
 def positive(name: str, value: object) -> int:
@@ -147,7 +147,11 @@ def differentiated(*values: Tensor | None) -> bool:
 
 
 def _has_tangent(values: Iterable[Tensor | None]) -> bool:
-    return any(v is not None and unpack_dual(v).tangent is not None for v in values)
+    if (
+        forward_ad._current_level < 0
+    ):  # outside of all dual levels, where this is asked at every step
+        return False
+    return any(v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values)
 
 
 def full_precision(device: torch.device) -> torch.autocast:

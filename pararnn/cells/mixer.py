@@ -26,8 +26,8 @@ def checked_decay(decay: object, rate: object) -> None:
     if decay not in DECAYS:
         raise ValueError(f"decay: got {decay!r}, expected None, 'fixed' or 'learnable'.")
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    largest = torch.finfo(torch.float32).max
-    if not number or not 0 < rate <= largest:  # type: ignore[operator]
+    limits = torch.finfo(torch.float32)
+    if not number or not limits.tiny <= rate <= limits.max:  # type: ignore[operator]
         raise ValueError(
             f"decay_rate: got {rate!r}, expected a positive number that float32 can hold."
         )

@@ -276,7 +276,7 @@ def test_unknown_decay(kind, bad):
         KINDS[kind](decay=bad)
 
 
-@pytest.mark.parametrize("rate", [0, -1.0, float("nan"), float("inf"), 1e300, "1", True])
+@pytest.mark.parametrize("rate", [0, -1.0, float("nan"), float("inf"), 1e300, 1e-46, "1", True])
 def test_rates_that_are_none(kind, rate):
     for decay in ("fixed", "learnable"):
         with pytest.raises(ValueError, match="decay_rate: got"):

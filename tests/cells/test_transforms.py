@@ -186,6 +186,18 @@ def test_what_is_not_linear_is_looped_over():
     assert "loop over the hand-written step" in reasons[0]
 
 
+@kinds
+def test_exported_for_any_batch_and_length(kind):
+    case = Case(kind, "learnable")
+    sizes = {0: torch.export.Dim("B", min=2, max=64), 1: torch.export.Dim("T", min=2, max=4096)}
+    shapes = (sizes, None, sizes)
+    program = torch.export.export(case.mixer, (case.x, None, case.gaps), dynamic_shapes=shapes)
+    for batch, length in ((2, 9), (5, 40), (3, 2)):
+        x = torch.randn(batch, length, 3, dtype=F64)
+        gaps = torch.rand(batch, length, dtype=F64)
+        close(program.module()(x, None, gaps), case.mixer(x, None, gaps))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler")
 @decays

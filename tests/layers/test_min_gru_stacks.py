@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
 from pararnn import MinGRUBlock, MinGRUStack
 from pararnn.layers import MIXERS
@@ -300,6 +300,23 @@ def test_mapped(mixer):
     got = vmap(lambda p, x: functional_call(skeleton, p, (x,))[0])(params, x)
     want = torch.stack([stack(x_i)[0] for stack, x_i in zip(stacks, x, strict=True)])
     torch.testing.assert_close(got, want, **EXACT)
+
+
+@every_mixer
+def test_gradients_of_every_sample(mixer):
+    """``vmap`` of ``grad``, over samples, against one backward pass a sample."""
+    stack, (x, timed) = make(mixer, "learnable", n_layers=2), inputs("learnable", length=6)
+    params = {name: p.detach() for name, p in stack.named_parameters()}
+
+    def loss(p, x, gaps):
+        return functional_call(stack, p, (x[None], None, gaps[None]))[0].square().sum()
+
+    found = vmap(grad(loss), (None, 0, 0))(params, x, timed["delta_t"])
+    for i in range(len(x)):
+        part = stack(x[i : i + 1], delta_t=timed["delta_t"][i : i + 1])[0].square().sum()
+        want = torch.autograd.grad(part, list(stack.parameters()))
+        for name, value in zip(params, want, strict=True):
+            torch.testing.assert_close(found[name][i], value, rtol=1e-9, atol=1e-10)
 
 
 @every_mixer

@@ -31,8 +31,8 @@ def inputs_of(name, length=40, batch=2):
     if name == "log":
         return -randn(length, 3).abs(), randn(length, 3), randn(3).abs()
     k = normalize(randn(length, 2, 3), dim=-1)
-    q, v = randn(length, 2, 3), randn(length, 2, 2)
-    return q, k, v, 2 * randn(length, 2).sigmoid(), randn(2, 3, 2), randn(length, 2).sigmoid()
+    q, v = randn(length, 2, 3), randn(length, 2, 4)
+    return q, k, v, 2 * randn(length, 2).sigmoid(), randn(2, 3, 4), randn(length, 2).sigmoid()
 
 
 def delta(q, k, v, beta, h0, gamma):
@@ -165,6 +165,24 @@ def test_a_compiled_delta_rule_with_resets_and_under_a_map(reverse):
     got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(*stacked)
     for i in range(2):
         close(got[i], run(*(x[i] for x in stacked), inputs[4]))
+
+
+def test_a_compiled_delta_rule_keeps_a_nan_before_a_reset():
+    torch._dynamo.reset()
+    resets = torch.zeros(2, 12, dtype=torch.bool)
+    resets[0, 7] = True
+
+    def run(q, k, v, beta, h0):
+        y = delta_scan(q, k, v, beta, h0, resets=resets, chunk_size=4)[0]
+        return y[:, 7:]
+
+    q, k, *others = inputs_of("delta", 12)[:5]
+    k[0, 3, 1, 0] = torch.nan
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    got, want = (gradients(f, (q, k, *others)) for f in (compiled, run))
+    for a, b in zip(got, want, strict=True):
+        assert a.isfinite().all()
+        close(a, b)
 
 
 @scans
