@@ -62,8 +62,8 @@ def decode(
 
     def text(self) -> str:
         """Source of the module with all kernels; equal Specs, equal text."""
-        more = ("affine", "tangent", "transpose") if self.reduced else ("step_jacobian",)
-        programs = [print_program(self.spec, p, "triton") for p in ("step", "adjoint", *more)]
+        linearized = ("affine", "tangent", "transpose") if self.reduced else ("step_jacobian",)
+        programs = [print_program(self.spec, p, "triton") for p in ("step", *linearized, "adjoint")]
         head = (
             f'"""Kernels of {self.spec.name}, from its Spec {self.spec.fingerprint[:12]}, by '
             'pararnn.kernels.template."""\n\n'
