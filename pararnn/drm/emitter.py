@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import _checks as checks
+from .config import DRMConfig
 
 EPS = 1e-6
 
@@ -36,56 +36,35 @@ class _Layer(nn.Module):
 class LanguageEmitter(nn.Module):
     r"""Logits \(\ell_t = f(z_t)\), position by position.
 
-    With ``layers=1`` and neither ``swiglu`` nor ``residual``:
-    RMS norm, ``Linear(d, hidden)``, GELU, dropout, ``Linear(hidden, vocab)``. Otherwise: RMS norm,
-    ``layers`` perceptrons ``d → hidden → d`` with their own norm, ``Linear(d, vocab)``.
+    With one layer of the form ``'mlp'`` and no residual: RMS norm, ``Linear(d, hidden)``, GELU,
+    dropout, ``Linear(hidden, vocab)``. Otherwise: RMS norm, perceptrons ``d → hidden → d`` with
+    their own norm, ``Linear(d, vocab)``.
 
     Parameters
     ----------
-    d_state, hidden, vocab_size
-        Widths.
-    layers
-        Number of perceptrons.
-    swiglu
-        SiLU-gated perceptrons instead of GELU ones.
-    residual
-        Add each perceptron to its input.
-    dropout
-        Probability of dropout inside the perceptrons, in training.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a width or ``layers`` is not a positive integer.
+    config
+        ``d_state, hidden_size, vocab_size, emitter_layers, emitter_form, emitter_residual,
+        dropout`` are read.
     """
 
-    def __init__(
-        self,
-        d_state: int,
-        hidden: int,
-        vocab_size: int,
-        *,
-        layers: int = 1,
-        swiglu: bool = False,
-        residual: bool = False,
-        dropout: float = 0.0,
-    ):
+    def __init__(self, config: DRMConfig):
         super().__init__()
-        self.d_state = checks.positive("d_state", d_state)
-        checks.positive("hidden", hidden)
-        self.vocab_size = checks.positive("vocab_size", vocab_size)
-        checks.positive("layers", layers)
-        self.norm = nn.RMSNorm(d_state, eps=EPS)
+        self.d_state, self.vocab_size = d, vocab = config.d_state, config.vocab_size
+        hidden, layers, residual = (
+            config.hidden_size,
+            config.emitter_layers,
+            config.emitter_residual,
+        )
+        swiglu = config.emitter_form == "swiglu"
+        self.norm = nn.RMSNorm(d, eps=EPS)
         if layers == 1 and not swiglu and not residual:
-            self.body: nn.Module = nn.Sequential(
-                nn.Linear(d_state, hidden), nn.GELU(), nn.Dropout(dropout)
-            )
-            self.head = nn.Linear(hidden, vocab_size)
+            self.body = nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Dropout(config.dropout))
+            self.head = nn.Linear(hidden, vocab)
         else:
             self.body = nn.Sequential(
-                *[_Layer(d_state, hidden, swiglu, residual, dropout) for _ in range(layers)]
+                *[_Layer(d, hidden, swiglu, residual, config.dropout) for _ in range(layers)]
             )
-            self.head = nn.Linear(d_state, vocab_size)
+            self.head = nn.Linear(d, vocab)
 
     def forward(self, z: Tensor) -> Tensor:
         """Logits ``(..., vocab_size)`` of states ``(..., d_state)``.

@@ -8,60 +8,39 @@ from torch.nn import functional as F
 
 from .. import _checks as checks
 from ..scan import linear_scan
+from .config import DRMConfig
 
 
-class SelectiveStateMemory(nn.Module):
-    r"""A residual from a memory that forgets and writes per coordinate.
+class SelectiveMemory(nn.Module):
+    r"""A memory that forgets and writes per coordinate.
 
     With \(h_t = \mathrm{SiLU}(W_{in}[z'_{t-1}; e_t] + b)\),
 
     \[ f_t = \sigma(W_f h_t + b_f + \beta),\quad w_t = \sigma(W_w h_t + b_w),\quad
-       c_t = \tanh(W_c h_t + b_c), \]
-    \[ m_t = f_t \odot m_{t-1} + w_t \odot c_t,\qquad z_t = z'_t + \eta\, m_t. \]
+       c_t = \tanh(W_c h_t + b_c),\qquad m_t = f_t \odot m_{t-1} + w_t \odot c_t. \]
 
-    The gates see the states before the memory, so they are known for a whole block at once and the
-    recurrence in \(m\) is linear: :func:`pararnn.scan.linear_scan` composes the affine maps. There
-    is no division by a product of gates. Gates, candidate and memory are in float32 under half
-    precision (float64 in float64).
+    The model adds \(\eta m_t\) to the state and chooses the first \(m\). The gates see states
+    without the memory of their block, so they are known for the whole block at once and the
+    recurrence is linear: :func:`pararnn.scan.linear_scan` composes its affine maps. There is no
+    division by a product of gates. Under half precision gates, candidate and memory are in float32.
 
     Parameters
     ----------
-    d_state, d_token
-        Widths of state and token embedding.
-    hidden
-        Width of \(h_t\).
-    scale
-        \(\eta\).
-    forget_bias
-        \(\beta\), added to the learned bias of the forget gate.
+    config
+        ``d_state, d_token, memory_hidden, memory_forget_bias`` (\(\beta\)) are read.
     backend
         As for :func:`pararnn.scan.linear_scan`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a width is not a positive integer.
     """
 
-    def __init__(
-        self,
-        d_state: int,
-        d_token: int,
-        hidden: int,
-        *,
-        scale: float = 0.1,
-        forget_bias: float = 2.0,
-        backend: str = "auto",
-    ):
+    def __init__(self, config: DRMConfig, *, backend: str = "auto"):
         super().__init__()
-        self.d_state = checks.positive("d_state", d_state)
-        self.d_token = checks.positive("d_token", d_token)
-        self.hidden = checks.positive("hidden", hidden)
-        self.scale, self.forget_bias, self.backend = scale, forget_bias, backend
-        self.in_proj = nn.Linear(d_state + d_token, hidden)
-        self.forget = nn.Linear(hidden, d_state)
-        self.write = nn.Linear(hidden, d_state)
-        self.candidate = nn.Linear(hidden, d_state)
+        self.d_state, self.d_token = config.d_state, config.d_token
+        self.forget_bias, self.backend = config.memory_forget_bias, backend
+        hidden = config.memory_hidden
+        self.in_proj = nn.Linear(self.d_state + self.d_token, hidden)
+        self.forget = nn.Linear(hidden, self.d_state)
+        self.write = nn.Linear(hidden, self.d_state)
+        self.candidate = nn.Linear(hidden, self.d_state)
 
     def maps(self, states: Tensor, start: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The affine maps ``(f, u)`` of every step, both ``(B, L, d_state)``, with ``u = w ⊙ c``.
@@ -94,10 +73,10 @@ class SelectiveStateMemory(nn.Module):
 
         Returns
         -------
-        states
-            ``(B, L, d_state)``, in the dtype of the given ones.
+        memories
+            ``m`` after each step, ``(B, L, d_state)``.
         memory
-            The memory after the last step, ``(B, d_state)``; the given one if ``L`` is 0.
+            The one after the last step, ``(B, d_state)``; the given one if ``L`` is 0.
 
         Raises
         ------
@@ -120,8 +99,7 @@ class SelectiveStateMemory(nn.Module):
             checks.trailing(f"{name}: {what}", checks.floating(f"{name}: {what}", value), shape, 0)
         f, u = self.maps(states, start, tokens)
         with checks.full_precision(states.device):
-            m, last = linear_scan(f, u, memory.to(f.dtype), backend=self.backend, return_state=True)
-            return (states + self.scale * m).to(states.dtype), last
+            return linear_scan(f, u, memory.to(f.dtype), backend=self.backend, return_state=True)
 
     def extra_repr(self) -> str:
-        return f"scale={self.scale}, forget_bias={self.forget_bias}"
+        return f"forget_bias={self.forget_bias}"

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import _checks as checks
+from .config import DRMConfig
 
 LARGEST_MASS = 10.0
 LARGEST_FACTOR = 10.0
 POWERS = (0.25, 4.0)
-
-
-class Risk(NamedTuple):
-    """Risk of states ``(..., d)``: three tensors of shape ``(...)``."""
-
-    blindspot: Tensor
-    dubiety: Tensor
-    mass: Tensor
 
 
 class RiskField(nn.Module):
@@ -34,40 +25,52 @@ class RiskField(nn.Module):
     \(b \to 0\); that of a power of \(b\) with \(\beta < 1\) does not.
 
     The mass is for the energy only, \(G + \rho I\); it is not part of naturalization. At the cap
-    its gradient is zero.
+    its gradient is zero. A field that is ``'disabled'`` has its parameters and returns zeros.
 
     Parameters
     ----------
-    d_state, hidden
-        Widths of state and hidden layer.
+    config
+        ``d_state, hidden_size, risk`` are read.
 
     Raises
     ------
-    TypeError, ValueError
-        If a width is not a positive integer.
+    ValueError
+        If ``config.risk`` is ``'absent'``.
     """
 
-    def __init__(self, d_state: int, hidden: int):
+    def __init__(self, config: DRMConfig):
         super().__init__()
-        self.d_state = checks.positive("d_state", d_state)
-        self.inner = nn.Linear(d_state, checks.positive("hidden", hidden))
-        self.outer = nn.Linear(hidden, 2)
+        if config.risk == "absent":
+            raise ValueError(
+                "RiskField: got a configuration with risk='absent', expected 'enabled' or "
+                "'disabled'; build no field, or change it."
+            )
+        self.d_state, self.enabled = config.d_state, config.risk == "enabled"
+        self.inner = nn.Linear(config.d_state, config.hidden_size)
+        self.outer = nn.Linear(config.hidden_size, 2)
         self.alpha = nn.Parameter(torch.full((2,), 0.1))
         self.beta = nn.Parameter(torch.full((2,), 1.5))
 
-    def forward(self, z: Tensor) -> Risk:
-        """Risk of states ``z`` of shape ``(..., d_state)``.
+    def probabilities(self, z: Tensor) -> Tensor:
+        """Blindspot and dubiety ``(..., 2)`` of states ``(..., d_state)``, in [0, 1]."""
+        return self._logs(z).exp()
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Risk mass ``(...)``, in [0, 10], of states ``(..., d_state)``.
 
         Raises
         ------
         TypeError, ValueError
             If ``z`` is not a floating-point tensor of this width.
         """
-        checks.trailing("RiskField: z", checks.floating("RiskField: z", z), (self.d_state,))
-        logits = self.outer(F.gelu(self.inner(z)))
-        log_p = F.logsigmoid(logits.to(checks.state_dtype(logits.dtype)))
+        if not self.enabled:
+            checks.trailing("RiskField: z", checks.floating("RiskField: z", z), (self.d_state,))
+            return z.new_zeros(z.shape[:-1], dtype=checks.state_dtype(z.dtype))
         alpha = self.alpha.abs().clamp(max=LARGEST_FACTOR)
         beta = self.beta.abs().clamp(*POWERS)
-        mass = (alpha * torch.exp(beta * log_p)).sum(-1).clamp(max=LARGEST_MASS)
-        blindspot, dubiety = log_p.exp().unbind(-1)
-        return Risk(blindspot, dubiety, mass)
+        return (alpha * torch.exp(beta * self._logs(z))).sum(-1).clamp(max=LARGEST_MASS)
+
+    def _logs(self, z: Tensor) -> Tensor:
+        checks.trailing("RiskField: z", checks.floating("RiskField: z", z), (self.d_state,))
+        logits = self.outer(F.gelu(self.inner(z)))
+        return F.logsigmoid(logits.to(checks.state_dtype(logits.dtype)))

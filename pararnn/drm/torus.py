@@ -40,7 +40,7 @@ def torus_angles(points: Tensor) -> Tensor:
 
 
 def torus_difference(a: Tensor, b: Tensor) -> Tensor:
-    """The shortest turn from ``b`` to ``a``, in [-π, π): angles of one shape, in radians.
+    """The shortest turn from ``b`` to ``a``, in [-π, π]: angles of one shape, in radians.
 
     Raises
     ------
