@@ -13,7 +13,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "transition": ("direction", "direct", "none"),
         "naturalization_form": ("post", "subspace", "orthonormal"),
-        "naturalization_precision": ("safe", "published"),
+        "naturalization_precision": ("safe", "single", "published"),
         "evaluation_strength": ("scheduled", "maximum"),
         "path": ("block", "recurrent"),
         "block_carry": ("base", "final"),
@@ -100,10 +100,12 @@ class DRMConfig:
         ``'post'``: section 5; ``'subspace'``, ``'orthonormal'``: solved in the span of the
         directions, so that the velocity stays in it.
     naturalization_precision
-        ``'safe'``: half precision is solved in float32 and rounded once, at the end;
-        ``'published'``: the correction is rounded before it is subtracted.
+        ``'safe'``: solved in float64 and rounded once, at the end; ``'single'``: the same in
+        float32 (float64 stays); ``'published'``: the correction is rounded to the dtype of the
+        velocity before it is subtracted.
     evaluation_strength
-        Strength in evaluation: ``'scheduled'``, that of the last training step, or ``'maximum'``.
+        Strength in evaluation: ``'scheduled'``, that of the last training step (the maximum if there
+        was none), or ``'maximum'``.
     dt, flow_steps, bounded_state, state_radius
         Section 6: step size, steps a token (recurrent path), whether the state is kept within the
         radius.
@@ -115,6 +117,9 @@ class DRMConfig:
         graph is cut while training, 0 for never.
     bound_increments
         Whether each increment of a block is bounded before the sum is. The notes bound the sum.
+    bound_corrections
+        Whether the state is bounded again after the mixer, the token residual, the memory and each
+        refinement.
     block_carry
         The start of the next block: ``'base'``, ``z̃`` at the end (section 7), or ``'final'``, the
         state with mixer, residual and memory.
@@ -178,6 +183,7 @@ class DRMConfig:
     geometry_interval: int = 1
     truncation: int = 0
     bound_increments: bool = False
+    bound_corrections: bool = False
     block_carry: str = "base"
     mixer: bool = False
     mixer_hidden: int = 256
@@ -281,10 +287,10 @@ class DRMConfig:
         _known(values)
         return cls(**values)
 
-    def strength(self, step: int | None, *, maximum: bool = False) -> float:
+    def strength(self, step: int) -> float:
         """``s`` in a training step: it grows linearly over the warm-up."""
         warmup = self.naturalization_warmup
-        if maximum or step is None or not warmup:
+        if not warmup:
             return self.naturalization_strength
         return self.naturalization_strength * min(step / warmup, 1.0)
 
@@ -294,6 +300,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
         "naturalization_precision": "published",
         "evaluation_strength": "maximum",
         "bound_increments": True,
+        "bound_corrections": True,
         "block_carry": "final",
         "memory_start": "block_state",
         "action_form": "mean",

@@ -18,18 +18,20 @@ OFFSETS = {
     "mixer": 108,
     "residual": 109,
     "memory": 110,
-    "refinement": 111,
     "direct": 112,
 }
 """What is added to the seed for each part."""
 
+LAYER = 1000
+
 
 @contextmanager
-def stream(seed: int, part: str) -> Iterator[None]:
+def stream(seed: int, part: str, index: int = 0) -> Iterator[None]:
     """Draw from the stream of a part; the CPU's global generator is left as it was.
 
-    So a part starts alike in every model that has it with the same sizes and seed.
+    So a part starts alike in every model that has it with the same sizes and seed. ``index`` tells
+    several of a kind apart.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + OFFSETS[part])
+        torch.default_generator.manual_seed(seed + OFFSETS[part] + LAYER * index)
         yield
