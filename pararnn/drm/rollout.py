@@ -38,7 +38,9 @@ class Rollout:
 
     def mass(self) -> Tensor | None:
         """dimD for each token, ``(B, L)``; None without directions."""
-        return self._tokens([g.directions and g.directions.mass for g in self.geometry])
+        return self._tokens(
+            [None if g.directions is None else g.directions.mass for g in self.geometry]
+        )
 
     def risk(self) -> Tensor | None:
         """Risk mass for each token, ``(B, L)``; None without."""
@@ -60,9 +62,9 @@ def trace_of(rollouts: Sequence[Rollout], device: torch.device) -> Trace:
     return Trace(
         torch.tensor([n for r in rollouts for n in r.counts], dtype=torch.int64, device=device),
         torch.cat(velocities, 1) if velocities else None,
-        _stacked([g.directions and g.directions.gates for g in geometry]),
-        _stacked([m and m.diagonal for m in metrics]),
-        _stacked([m and m.factor for m in metrics]),
+        _stacked([None if g.directions is None else g.directions.gates for g in geometry]),
+        _stacked([None if m is None else m.diagonal for m in metrics]),
+        _stacked([None if m is None else m.factor for m in metrics]),
         _stacked([g.risk for g in geometry]),
     )
 
