@@ -99,7 +99,8 @@ class SelectiveMemory(nn.Module):
             checks.trailing(f"{name}: {what}", checks.floating(f"{name}: {what}", value), shape, 0)
         f, u = self.maps(states, start, tokens)
         with checks.full_precision(states.device):
-            return linear_scan(f, u, memory.to(f.dtype), backend=self.backend, return_state=True)
+            m, last = linear_scan(f, u, memory.to(f.dtype), backend=self.backend, return_state=True)
+            return m, last
 
     def extra_repr(self) -> str:
         return f"forget_bias={self.forget_bias}"
