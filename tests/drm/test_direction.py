@@ -111,7 +111,7 @@ def test_gradients():
 def test_errors():
     with pytest.raises(ValueError, match=r"z: got shape \(2, 6\).*7"):
         field()(normal(2, 6))
-    with pytest.raises(TypeError, match="integer|int64|floating"):
+    with pytest.raises(TypeError, match="floating"):
         field()(torch.zeros(2, 7, dtype=torch.int64))
     with pytest.raises(ValueError, match="top_k: got 6"):
         field(top_k=6)
