@@ -164,8 +164,8 @@ def _draw(
     if top_k:
         least = logits.topk(top_k, -1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    # Subtracting the largest first keeps a small temperature from overflowing.
-    logits = logits.float() - logits.float().amax(-1, keepdim=True)
+    # In float64 and with the largest at 0, no temperature overflows.
+    logits = logits.double() - logits.double().amax(-1, keepdim=True)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from .. import _checks as checks
 from .config import DRMConfig
+from .metric import Metric
 from .trace import Trace
 
 FRACTION_MODES = ("upper_bound", "target")
@@ -205,18 +206,6 @@ def drm_loss(
     return Loss(total, terms)
 
 
-def condition_bound(diagonal: Tensor, factor: Tensor | None = None) -> Tensor:
-    """Upper bound of the condition number of ``diag(D) + U Uᵀ``: ``(max D + ‖U‖_F²)/min D``.
-
-    ``D`` is ``(..., d)`` and positive; where it is below 1e-8, 1e-8 stands for it. ``U`` is
-    ``(..., d, r)``. Returns ``(...)``.
-    """
-    largest = diagonal.amax(-1)
-    if factor is not None:
-        largest = largest + factor.square().sum((-2, -1))
-    return largest / diagonal.amin(-1).clamp(min=1e-8)
-
-
 def _geometry(output: Rollout, what: str) -> tuple[Tensor, Tensor]:
     """A field of the trace, and the share of the steps that each of its points has, ``(N,)``."""
     value: Tensor | None = getattr(output.trace, what)
@@ -283,10 +272,9 @@ def _active_fraction(output: Rollout, config: DRMConfig, weights: LossWeights) -
 def _metric_reg(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
     diagonal, share = _geometry(output, "diagonal")
     value = _over_time(diagonal.square().mean(-1), share).mean()
-    factor = output.trace.factor
-    if factor is None or factor.numel() == 0:
+    factor, _ = _geometry(output, "factor")
+    if factor.numel() == 0:  # a diagonal metric: the mean of nothing is NaN
         return value
-    factor = factor.to(diagonal.dtype)
     return value + _over_time(factor.square().mean((-2, -1)), share).mean()
 
 
@@ -307,9 +295,8 @@ def _factor_target(output: Rollout, config: DRMConfig, weights: LossWeights) -> 
 
 def _condition(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
     diagonal, share = _geometry(output, "diagonal")
-    factor = output.trace.factor
-    bound = condition_bound(diagonal, None if factor is None else factor.to(diagonal.dtype))
-    mean = _over_time(bound, share).mean()
+    factor, _ = _geometry(output, "factor")
+    mean = _over_time(Metric(diagonal, factor).condition_bound(), share).mean()
     return F.relu(mean.log() - math.log(weights.condition_target)).square()
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .metric import Metric
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -23,10 +25,8 @@ class Trace:
         Applied velocities, ``(B, T, d)``.
     gates
         ``(B, N, n)``, in [0, 1].
-    diagonal
-        ``D`` of the metric, ``(B, N, d)``.
-    factor
-        ``U`` of the metric, ``(B, N, d, r)``.
+    diagonal, factor
+        ``D`` and ``U`` of the metric, ``(B, N, d)`` and ``(B, N, d, r)``: both, or neither.
     risk
         Risk mass, ``(B, N)``.
 
@@ -51,6 +51,11 @@ class Trace:
                 f"Trace: steps: got shape {tuple(self.steps.shape)}, expected (N,), one count a "
                 "point of geometry."
             )
+        if (self.diagonal is None) != (self.factor is None):
+            raise ValueError(
+                "Trace: got one of diagonal and factor, expected both or neither; a diagonal metric "
+                "has a factor with r = 0."
+            )
         points = self.steps.shape[0]
         for what, ndim in (("gates", 3), ("diagonal", 3), ("factor", 4), ("risk", 2)):
             value = getattr(self, what)
@@ -59,6 +64,12 @@ class Trace:
                     f"Trace: {what}: got shape {tuple(value.shape)}, expected {ndim} dimensions, "
                     f"the second of them N = {points}."
                 )
+
+    def metric(self, start: int | None = None, stop: int | None = None) -> Metric | None:
+        """The metric at all points of geometry, or from ``start`` to before ``stop``."""
+        if self.diagonal is None or self.factor is None:
+            return None
+        return Metric(self.diagonal[:, start:stop], self.factor[:, start:stop])
 
     def energy(self) -> Tensor:
         r"""Energy of the velocities, :math:`v^\top (G + \rho I) v`, ``(B, T)``; without a metric
@@ -74,21 +85,19 @@ class Trace:
                 "Trace: got no velocities, expected a model that has them; this one has no base "
                 "dynamics."
             )
+        if self.diagonal is None:
+            return self.velocity.square().sum(-1)
         counts = self.steps.tolist()
         if counts == [1] * len(counts):  # one point a step
-            return self._energy(self.velocity.unsqueeze(2), slice(None)).squeeze(2)
+            return self._energy(self.velocity.unsqueeze(2), None, None).squeeze(2)
         parts = self.velocity.split(counts, 1)
         return torch.cat(
-            [self._energy(v.unsqueeze(1), slice(i, i + 1))[:, 0] for i, v in enumerate(parts)], 1
+            [self._energy(v.unsqueeze(1), i, i + 1)[:, 0] for i, v in enumerate(parts)], 1
         )
 
-    def _energy(self, v: Tensor, at: slice) -> Tensor:
-        """Energy of ``v (B, N, L, d)`` at points of geometry: ``(B, N, L)``."""
-        if self.diagonal is None:
-            return v.square().sum(-1)
-        energy = (v.square() @ self.diagonal[:, at].unsqueeze(-1)).squeeze(-1)
-        if self.factor is not None and self.factor.shape[-1]:
-            energy = energy + (v @ self.factor[:, at]).square().sum(-1)
-        if self.risk is not None:
-            energy = energy + self.risk[:, at].unsqueeze(-1) * v.square().sum(-1)
-        return energy
+    def _energy(self, v: Tensor, start: int | None, stop: int | None) -> Tensor:
+        """Energy of ``v (B, N, L, d)`` at some points of geometry: ``(B, N, L)``."""
+        metric = self.metric(start, stop)
+        if metric is None:
+            raise ValueError("Trace: got no metric, expected one.")
+        return metric.energy(v, None if self.risk is None else self.risk[:, start:stop])

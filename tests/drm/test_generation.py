@@ -140,9 +140,11 @@ def test_top_k():
     assert torch.equal(one, generate(model, prompt[:1], 6, temperature=0))
 
 
-def test_a_tiny_temperature_is_nearly_greedy():
-    model, prompt = build(), text(2, 3)
-    drawn = generate(model, prompt, 5, temperature=1e-30)
+@pytest.mark.parametrize("temperature", [1e-30, 1e-310])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tiny_temperature_is_greedy(temperature, dtype):
+    model, prompt = build().to(dtype), text(2, 3)
+    drawn = generate(model, prompt, 5, temperature=temperature)
     assert torch.equal(drawn, generate(model, prompt, 5, temperature=0))
 
 
