@@ -11,23 +11,30 @@ from .direction import DirectionField, Directions
 from .dynamics import DRMDynamics, Geometry
 from .emitter import LanguageEmitter
 from .flow import DirectStateTransition, DRMFlow
+from .generation import Stream, generate, read, start_stream
 from .initial import DRMStateInitializer, TokenEmbedding
-from .losses import LossWeights, drm_loss
+from .losses import Loss, LossWeights, cross_entropy, drm_loss
 from .memory import SelectiveMemory
 from .metric import Metric, RelationalMetric
 from .mixer import CausalLocalMixer
 from .model import DRM, DRMOutput, DRMState
+from .mqar import RecallResult, recall_probe
 from .naturalize import naturalize, naturalize_in_span, solve_metric
+from .parallel import block_gap, parallel_states
 from .recurrent import recurrent_states
 from .refinement import DRMRefinementLayer
 from .residual import TokenStateResidual
 from .risk import RiskField
 from .rollout import Rollout
+from .torus import torus_angles, torus_coordinates, torus_difference, torus_distance
 from .trace import Trace
+from .variants import AUXILIARY, VARIANTS, Variant, matched_memory, parameter_count, variant
 
 __all__ = [
+    "AUXILIARY",
     "DRM",
     "PUBLISHED",
+    "VARIANTS",
     "CausalLocalMixer",
     "DRMConfig",
     "DRMDynamics",
@@ -41,20 +48,38 @@ __all__ = [
     "Directions",
     "Geometry",
     "LanguageEmitter",
+    "Loss",
     "LossWeights",
     "Metric",
+    "RecallResult",
     "RelationalMetric",
     "RiskField",
     "Rollout",
     "SelectiveMemory",
+    "Stream",
     "TokenEmbedding",
     "TokenStateResidual",
     "Trace",
+    "Variant",
+    "block_gap",
     "block_states",
     "bound_state",
+    "cross_entropy",
     "drm_loss",
+    "generate",
+    "matched_memory",
     "naturalize",
     "naturalize_in_span",
+    "parallel_states",
+    "parameter_count",
+    "read",
+    "recall_probe",
     "recurrent_states",
     "solve_metric",
+    "start_stream",
+    "torus_angles",
+    "torus_coordinates",
+    "torus_difference",
+    "torus_distance",
+    "variant",
 ]
