@@ -53,7 +53,7 @@ def test_zero_is_not_a_size(name):
 
 
 def test_strength_is_a_share():
-    with pytest.raises(ValueError, match="naturalization_strength: got 1.5"):
+    with pytest.raises(ValueError, match=r"naturalization_strength: got 1\.5"):
         DRMConfig(naturalization_strength=1.5)
 
 

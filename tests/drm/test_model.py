@@ -278,9 +278,9 @@ def test_errors():
         module(torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"tokens: got shape \(3,\), expected \(B, T\)"):
         module(tokens(3))
-    with pytest.raises(ValueError, match=r"state.z: got shape \(1, 7\), expected \(2, 7\)"):
+    with pytest.raises(ValueError, match=r"state\.z: got shape \(1, 7\), expected \(2, 7\)"):
         module(tokens(2, 3), module.initial_state(1))
-    with pytest.raises(ValueError, match="state.memory: got None, expected a tensor"):
+    with pytest.raises(ValueError, match=r"state\.memory: got None, expected a tensor"):
         module(tokens(2, 3), DRMState(torch.zeros(2, 7)))
     with pytest.raises(ValueError, match="step: got -1"):
         module(tokens(2, 3), step=-1)
@@ -289,3 +289,19 @@ def test_errors():
 def test_no_attention():
     names = [n for n, _ in model(**ALL).named_modules()]
     assert not any(word in n for n in names for word in ("attn", "attention", "q_proj", "k_proj"))
+
+
+def test_refinement():
+    """Each layer at the previous position of what comes in."""
+    module = model(**MODELS["refined"]).double().eval()
+    g = torch.Generator().manual_seed(0)
+    states, start, e = (
+        torch.randn(shape, generator=g, dtype=torch.float64)
+        for shape in ((2, 5, 7), (2, 7), (2, 5, 5))
+    )
+    for layer in module.refinement:
+        found, d = layer(states, start, e, 0.4), layer.dynamics
+        for t in range(5):
+            before = start if t == 0 else states[:, t - 1]
+            v = d.velocity(d.geometry(before), before, e[:, t : t + 1], 0.4)[:, 0]
+            torch.testing.assert_close(found[:, t], states[:, t] + 0.1 * 0.4 * v)

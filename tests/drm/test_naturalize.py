@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pararnn.drm import Directions, Metric, naturalize, naturalize_in_span, solve_metric
+from pararnn.drm.naturalize import cholesky
 
 EYE = torch.eye(9, dtype=torch.float64)
 
@@ -156,3 +157,10 @@ def test_errors():
     directions = Directions(normal(2, 4, 9), normal(2, 4).sigmoid())
     with pytest.raises(ValueError, match="form: got 'other'"):
         naturalize_in_span(g, directions, normal(2, 3, 4), 0.5, 0.3, "other")
+
+
+def test_no_factor_is_nan():
+    good, bad = EYE[:3, :3], -EYE[:3, :3]
+    found = cholesky(torch.stack([good, bad]))
+    assert torch.equal(found[0], good)
+    assert found[1].isnan().all()
