@@ -7,6 +7,13 @@ system are switches of :class:`DRMConfig`.
 from .block import block_states
 from .bound import bound_state
 from .config import PUBLISHED, DRMConfig
+from .diagnostics import (
+    effective_rank,
+    fisher_energy,
+    fisher_metric,
+    kernel_fraction,
+    participation_ratio,
+)
 from .direction import DirectionField, Directions
 from .dynamics import DRMDynamics, Geometry
 from .emitter import LanguageEmitter
@@ -66,12 +73,17 @@ __all__ = [
     "bound_state",
     "cross_entropy",
     "drm_loss",
+    "effective_rank",
+    "fisher_energy",
+    "fisher_metric",
     "generate",
+    "kernel_fraction",
     "matched_memory",
     "naturalize",
     "naturalize_in_span",
     "parallel_states",
     "parameter_count",
+    "participation_ratio",
     "read",
     "recall_probe",
     "recurrent_states",
