@@ -34,6 +34,7 @@ from .residual import TokenStateResidual
 from .risk import RiskField
 from .rollout import Rollout
 from .torus import torus_angles, torus_coordinates, torus_difference, torus_distance
+from .sweeps import Sweeps, sweep_states
 from .trace import Trace
 from .variants import AUXILIARY, VARIANTS, Variant, matched_memory, parameter_count, variant
 
@@ -64,6 +65,7 @@ __all__ = [
     "Rollout",
     "SelectiveMemory",
     "Stream",
+    "Sweeps",
     "TokenEmbedding",
     "TokenStateResidual",
     "Trace",
@@ -88,6 +90,7 @@ __all__ = [
     "recall_probe",
     "recurrent_states",
     "solve_metric",
+    "sweep_states",
     "start_stream",
     "torus_angles",
     "torus_coordinates",
