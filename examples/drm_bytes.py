@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from pydoc_data.topics import topics
@@ -40,7 +41,7 @@ class Row(NamedTuple):
     name: str
     parameters: int
     nats: float
-    deviation: float
+    deviation: float | None  # of the seeds; None for a single one
     tokens_a_second: float
 
 
@@ -90,13 +91,14 @@ def compare(steps: int, seeds: int, batch: int, length: int, windows: int) -> li
     data, held_out = text()
     rows = []
     for name in NAMES:
-        began, nats = time.perf_counter(), []
+        spent, nats = 0.0, []
         for seed in range(seeds):
+            began = time.perf_counter()
             model = train(settings(name, seed), data, steps, batch, length)
+            spent += time.perf_counter() - began
             nats.append(validate(model, held_out, length, windows))
-        spent = time.perf_counter() - began
-        mean = sum(nats) / seeds
-        deviation = math.sqrt(sum((n - mean) ** 2 for n in nats) / max(seeds - 1, 1))
+        mean = statistics.mean(nats)
+        deviation = statistics.stdev(nats) if seeds > 1 else None
         rate = steps * seeds * batch * length / spent
         rows.append(Row(name, parameter_count(model.config), mean, deviation, rate))
     return rows
@@ -110,10 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--windows", type=int, default=256, help="windows of the validation")
     rows = compare(**vars(parser.parse_args(arguments)))
-    print(f"{'variant':16} {'parameters':>10} {'nats/byte':>10} {'bits/byte':>10} {'tokens/s':>9}")
+    print(f"{'variant':16} {'parameters':>10} {'nats/byte':>12} {'bits/byte':>10} {'tokens/s':>9}")
     for r in rows:
+        spread = "      " if r.deviation is None else f"±{r.deviation:.3f}"
         print(
-            f"{r.name:16} {r.parameters:10,} {r.nats:6.3f}±{r.deviation:.3f} "
+            f"{r.name:16} {r.parameters:10,} {r.nats:6.3f}{spread} "
             f"{r.nats / math.log(2):10.3f} {r.tokens_a_second:9,.0f}"
         )
     return rows
