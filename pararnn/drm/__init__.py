@@ -20,7 +20,7 @@ from .emitter import LanguageEmitter
 from .flow import DirectStateTransition, DRMFlow
 from .generation import Stream, generate, read, start_stream
 from .initial import DRMStateInitializer, TokenEmbedding
-from .losses import Loss, LossWeights, cross_entropy, drm_loss
+from .losses import Loss, LossWeights, block_consistency, cross_entropy, drm_loss
 from .memory import SelectiveMemory
 from .metric import Metric, RelationalMetric
 from .mixer import CausalLocalMixer
@@ -33,8 +33,8 @@ from .refinement import DRMRefinementLayer
 from .residual import TokenStateResidual
 from .risk import RiskField
 from .rollout import Rollout
-from .torus import torus_angles, torus_coordinates, torus_difference, torus_distance
 from .sweeps import Sweeps, sweep_states
+from .torus import torus_angles, torus_coordinates, torus_difference, torus_distance
 from .trace import Trace
 from .variants import AUXILIARY, VARIANTS, Variant, matched_memory, parameter_count, variant
 
@@ -70,6 +70,7 @@ __all__ = [
     "TokenStateResidual",
     "Trace",
     "Variant",
+    "block_consistency",
     "block_gap",
     "block_states",
     "bound_state",
@@ -90,8 +91,8 @@ __all__ = [
     "recall_probe",
     "recurrent_states",
     "solve_metric",
-    "sweep_states",
     "start_stream",
+    "sweep_states",
     "torus_angles",
     "torus_coordinates",
     "torus_difference",

@@ -206,6 +206,29 @@ def drm_loss(
     return Loss(total, terms)
 
 
+def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
+    """Mean squared distance of block states from exact ones, which get no gradient.
+
+    Parameters
+    ----------
+    base
+        Base states of the block path, ``(B, T, d)``.
+    exact
+        Of the recurrence, from the same start and tokens, as :func:`recurrent_states` gives them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not floating-point tensors of one shape, or empty.
+    """
+    checks.floating("block_consistency: base", base)
+    name = "block_consistency: exact"
+    checks.trailing(name, checks.floating(name, exact), tuple(base.shape), 0)
+    if base.numel() == 0:
+        raise ValueError("block_consistency: got no states, expected at least one.")
+    return (base - exact.detach()).square().mean()
+
+
 def _geometry(output: Rollout, what: str) -> tuple[Tensor, Tensor]:
     """A field of the trace, and the share of the steps that each of its points has, ``(N,)``."""
     value: Tensor | None = getattr(output.trace, what)

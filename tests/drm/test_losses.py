@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from pararnn.drm.block import block_states
 from pararnn.drm.config import DRMConfig
-from pararnn.drm.losses import LossWeights, cross_entropy, drm_loss
+from pararnn.drm.losses import LossWeights, block_consistency, cross_entropy, drm_loss
+from pararnn.drm.model import DRM
+from pararnn.drm.recurrent import recurrent_states
 from pararnn.drm.trace import Trace
 
 B, T, D, N, R, V = 2, 7, 5, 4, 3, 6
@@ -284,3 +287,23 @@ def test_trace_checks_its_shapes():
         replace(trace, steps=trace.steps.float())
     with pytest.raises(ValueError, match="velocities"):
         replace(trace, velocity=None).energy()
+
+
+def test_block_consistency():
+    torch.manual_seed(4)
+    config = DRMConfig(d_state=6, d_token=5, hidden_size=7, n_directions=3, vocab_size=V)
+    model = DRM(config.changed(metric_rank=2, block_length=0)).double()
+    z, e = model.initial_state(B).z, model.embedding(TARGETS)
+    base = block_states(model.dynamics, z, e, 0.5).states
+    exact = recurrent_states(model.dynamics, z, e, 0.5).states.detach().requires_grad_()
+    loss = block_consistency(base, exact)
+    want = ((base - exact).detach().numpy() ** 2).mean()
+    np.testing.assert_allclose(loss.detach(), want, rtol=1e-13)
+    assert want > 0
+    loss.backward()
+    assert exact.grad is None
+    assert model.dynamics.flow is not None
+    assert any(p.grad is not None for p in model.dynamics.flow.parameters())
+    assert block_consistency(base[:, :1], exact[:, :1]) < 1e-25, "one token is the recurrent step"
+    with pytest.raises(ValueError, match="shape"):
+        block_consistency(base, exact[:, :1])
