@@ -42,21 +42,21 @@ def recurrent_states(
     for t in range(e.shape[1]):
         if cut and t and t % cut == 0:
             z, current = z.detach(), None
-        start, total = z, None
+        start = z
+        parts: list[Tensor] = []
         for _ in range(c.flow_steps):
             if current is None or taken % c.geometry_interval == 0:
                 current = dynamics.geometry(z, metric=measure or strength != 0)
                 seen.append(current)
                 counts.append(0)
             v = dynamics.velocity(current, z, e[:, t].unsqueeze(1), strength).squeeze(1)
-            total = v if total is None else total + v
+            parts.append(v)
             z = bound_state(z + c.dt * v, dynamics.radius)
             taken += 1
         counts[-1] += 1
         states.append(z)
         increments.append(z - start)
-        assert total is not None  # flow_steps ≥ 1
-        velocities.append(total / c.flow_steps if c.flow_steps > 1 else total)
+        velocities.append(parts[0] if len(parts) == 1 else torch.stack(parts).mean(0))
     if not states:
         empty = z.unsqueeze(1)[:, :0]
         return Rollout(empty, empty, empty, (), ())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -110,9 +111,7 @@ def sweep_states(
         if done or len(history) > limit or not math.isfinite(history[-1]):
             return Sweeps(states.to(z.dtype), tuple(history), done)
         slope = _slope(reached, before, dynamics.radius)
-        moved = linear_scan(slope, mismatch)
-        assert isinstance(moved, Tensor)  # no state was asked for
-        states = states + moved
+        states = states + cast(Tensor, linear_scan(slope, mismatch))
 
 
 def _slope(reached: Tensor, before: Tensor, radius: float | None) -> Tensor:

@@ -141,7 +141,7 @@ def test_a_block_does_not_know_its_order():
     straight, mixed = (block_states(module, z, x, 0.4).states[:, -1] for x in (e, e[:, order]))
     torch.testing.assert_close(straight, mixed, rtol=1e-14, atol=1e-15)
     straight, mixed = (recurrent_states(module, z, x, 0.4).states[:, -1] for x in (e, e[:, order]))
-    assert float((straight - mixed).abs().max()) > 1e-4
+    assert (straight - mixed).abs().max().item() > 1e-4
 
 
 def test_a_basis_confines_the_raw_path():
