@@ -695,6 +695,54 @@ def as_peer(job: dict[str, Any]) -> None:
     print(json.dumps({"version": version, "rows": rows}))
 
 
+def recorded(
+    session: Any, args: argparse.Namespace, topic: str, sections: tuple[str, ...], least: float
+) -> Path:
+    """Run the sections that were asked for, while more than ``least`` seconds are left, and write
+    the results after each of them; returns the file."""
+    import triton
+
+    cuda = session.clock.cuda
+    words = [f"PYTHONPATH=. python benchmarks/gpu_{topic}.py", "--peer DIR" if args.peer else ""]
+    session.found = found = {
+        "date": datetime.date.today().isoformat(),
+        "revision": args.revision,
+        "command": " ".join(filter(None, words)),
+        "device": torch.cuda.get_device_name() if cuda else "CPU",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "unit": "ms",
+        "seconds": 0.0,
+        **session.found,
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    kind = found["device"].split()[-1].lower()
+    target = args.out / f"{found['date']}-{kind}-{topic}{'-smoke' * args.smoke}.json"
+    say(f"{found['device']}, torch {found['torch']}, triton {found['triton']}")
+    for name in args.only or sections:
+        if session.left() < least and not args.only:
+            found["skipped"].append(name)
+            say(f"{name}: left out, no time")
+            continue
+        say(f"== {name}")
+        gc.collect()
+        gc.freeze()  # every capture of a graph collects garbage
+        try:
+            getattr(session, name)()
+        except Exception:
+            found["failures"][name] = traceback.format_exc()
+            say(f"{name} failed:\n{found['failures'][name]}")
+        if cuda:
+            try:
+                torch.cuda.empty_cache()
+            except Exception:  # the device is lost; other processes may still have theirs
+                say(traceback.format_exc())
+        found["seconds"] = round(time.perf_counter() - START, 1)
+        target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return target
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", help="folder with pararnn-torch, made by pip install --target")
@@ -710,45 +758,9 @@ def main() -> int:
         as_peer(json.loads(args.as_peer))
         return 0
     sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
-    import triton
-
     session = Session(args)
-    cuda = session.clock.cuda
-    words = ["PYTHONPATH=. python benchmarks/gpu_channelwise.py", "--peer DIR" if args.peer else ""]
-    found = {
-        "date": datetime.date.today().isoformat(),
-        "revision": args.revision,
-        "command": " ".join(filter(None, words)),
-        "device": torch.cuda.get_device_name() if cuda else "CPU",
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-        "unit": "ms",
-        "seconds": 0.0,
-    }
-    found |= session.found
-    session.found = found
-    args.out.mkdir(parents=True, exist_ok=True)
-    kind = found["device"].split()[-1].lower()
-    target = args.out / f"{found['date']}-{kind}-channelwise{'-smoke' * args.smoke}.json"
-    say(f"{found['device']}, torch {found['torch']}, triton {found['triton']}")
-    for name in args.only or SECTIONS:
-        if session.left() < 15 and not args.only:
-            found["skipped"].append(name)
-            say(f"{name}: left out, no time")
-            continue
-        say(f"== {name}")
-        gc.collect()
-        gc.freeze()  # every capture of a graph collects garbage
-        try:
-            getattr(session, name)()
-        except Exception:
-            found["failures"][name] = traceback.format_exc()
-            say(f"{name} failed:\n{found['failures'][name]}")
-        if cuda:
-            torch.cuda.empty_cache()
-        found["seconds"] = round(time.perf_counter() - START, 1)
-        target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    target = recorded(session, args, "channelwise", SECTIONS, least=15)
+    found = session.found
     bad = [r for r in found.get("checks", []) if not r["ok"]]
     giant = found.get("giant", {"ok": True})["ok"]
     say(f"wrote {target}; {len(bad)} checks failed, giant {'ok' if giant else 'FAILED'}, sections "

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
 import gc
 import importlib
 import importlib.metadata
@@ -64,7 +63,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_channelwise import DTYPES, RESULTS, START, Clock, copy_bandwidth, say
+from gpu_channelwise import DTYPES, RESULTS, START, Clock, copy_bandwidth, recorded, say
 from gpu_checks import poison
 from torch import Tensor, nn
 
@@ -1001,49 +1000,10 @@ def main() -> int:
         as_peer(json.loads(args.as_peer))
         return 0
     sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
-    import triton
-
     session = Session(args)
-    cuda = session.clock.cuda
-    words = ["PYTHONPATH=. python benchmarks/gpu_linear.py", "--peer DIR" if args.peer else ""]
-    found = {
-        "date": datetime.date.today().isoformat(),
-        "revision": args.revision,
-        "command": " ".join(filter(None, words)),
-        "device": torch.cuda.get_device_name() if cuda else "CPU",
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-        "unit": "ms",
-        "seconds": 0.0,
-    }
-    found |= session.found
-    found["versions"] = versions(session.peer)
-    session.found = found
-    args.out.mkdir(parents=True, exist_ok=True)
-    kind = found["device"].split()[-1].lower()
-    target = args.out / f"{found['date']}-{kind}-linear{'-smoke' * args.smoke}.json"
-    say(f"{found['device']}, torch {found['torch']}, triton {found['triton']}, {found['versions']}")
-    for name in args.only or SECTIONS:
-        if session.left() < 8 and not args.only:
-            found["skipped"].append(name)
-            say(f"{name}: left out, no time")
-            continue
-        say(f"== {name}")
-        gc.collect()
-        gc.freeze()  # every capture of a graph collects garbage
-        try:
-            getattr(session, name)()
-        except Exception:
-            found["failures"][name] = traceback.format_exc()
-            say(f"{name} failed:\n{found['failures'][name]}")
-        if cuda:
-            try:
-                torch.cuda.empty_cache()
-            except Exception:  # the device is lost; other processes may still have theirs
-                say(traceback.format_exc())
-        found["seconds"] = round(time.perf_counter() - START, 1)
-        target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    session.found["versions"] = versions(session.peer)
+    target = recorded(session, args, "linear", SECTIONS, least=8)
+    found = session.found
     if session.build is not None and session.build.poll() is None:
         session.build.kill()
     bad = [r for r in found.get("checks", []) if not r["ok"]]

@@ -389,8 +389,8 @@ def read(at, mask):
 def write_if(at, value, mask):
     """What a step stores."""
     joined: tl.constexpr = pairs(at)
-    if value.dtype == tl.float64 and at.dtype.element_ty.primitive_bitwidth == 16:
-        value = value.to(tl.float32)  # no machine converts in one step
+    if at.dtype.element_ty.primitive_bitwidth == 16:  # nothing converts float64 in one step
+        value = tl.cast(value, tl.float32)
     if INTERPRETED or joined:
         tl.store(at, value, mask=mask)
     elif mask is None:

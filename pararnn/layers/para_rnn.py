@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class ParaRNN(nn.Module):
                     f"cells[{i + 1}]: got d_in={getattr(above, 'd_in', None)}, expected "
                     f"{_width(below)}, the output width of cells[{i}]."
                 )
-        shapes = [tuple(c.state_shape) for c in cells]
+        shapes = [tuple(cast(Sequence[int], c.state_shape)) for c in cells]
         if len(set(shapes)) > 1:
             raise ValueError(
                 f"cell: got cells with states of different shapes, {shapes}, expected equal ones, so "

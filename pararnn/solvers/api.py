@@ -236,6 +236,7 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
     refused = refusal(task, config, method)
     if (
         _free(config, method)
+        and config.backend != "fused"
         and task.has_tangents
         and not (layer and hasattr(task.cell, "through"))
     ):

@@ -328,7 +328,7 @@ def adjoint(
     from pararnn.kernels.launch import run_adjoint
 
     with poisoned():
-        return run_adjoint(
+        (u_bar,), *more = run_adjoint(
             problem_of(case, data),
             plan_of(case),
             last,
@@ -338,6 +338,7 @@ def adjoint(
             bars["final"],
             dt_grad=data.dt is not None,
         )
+    return u_bar, *more
 
 
 def cotangents(case: Case, last: Tensor, others: Tensor, final: Tensor) -> dict[str, Any]:

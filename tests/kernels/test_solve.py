@@ -431,11 +431,11 @@ def test_transforms_do_not_reach_a_kernel(kit):
         lambda: torch.func.grad(lambda x: solve(cell, x, fused).output.sum())(x),
         lambda: torch.func.vmap(lambda x: solve(cell, x, fused).output)(x[None]),
     ):
-        with pytest.raises(ValueError, match="transforms do not see into a kernel"):
+        with pytest.raises(ValueError, match=r"transforms do not see into a kernel|forward-mode"):
             transformed()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, v)
-        with pytest.raises((RuntimeError, NotImplementedError)):
+        with pytest.raises(ValueError, match="forward-mode"):
             solve(cell, dual, fused)
 
 
