@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .bound import bound_state
 from .dynamics import DRMDynamics
-from .rollout import Rollout
+from .rollout import Rollout, joined
 
 
 def block_states(
@@ -46,3 +46,28 @@ def block_states(
         increments = c.dt * velocity
     states = bound_state(start + increments.cumsum(1), radius)
     return Rollout(states, increments, velocity, (geometry,), (e.shape[1],))
+
+
+def blockwise_states(
+    dynamics: DRMDynamics,
+    z: Tensor,
+    e: Tensor,
+    strength: float,
+    length: int,
+    *,
+    measure: bool = True,
+) -> Rollout:
+    r"""States of a sequence, block by block: \(z_{b+1} = \tilde z_{b,L}\).
+
+    Parameters
+    ----------
+    dynamics, z, e, strength, measure
+        As for :func:`block_states`.
+    length
+        Of a block; the last one may be shorter. 0: one block.
+    """
+    rollouts = []
+    for piece in e.split(length or max(1, e.shape[1]), 1):
+        rollouts.append(block_states(dynamics, z, piece, strength, measure=measure))
+        z = rollouts[-1].states[:, -1] if piece.shape[1] else z
+    return joined(rollouts)

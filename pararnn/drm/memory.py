@@ -97,8 +97,14 @@ class SelectiveMemory(nn.Module):
             ("memory", memory, (batch, self.d_state)),
         ):
             checks.trailing(f"{name}: {what}", checks.floating(f"{name}: {what}", value), shape, 0)
-        f, u = self.maps(states, start, tokens)
-        with checks.full_precision(states.device):
+        return self.scan(*self.maps(states, start, tokens), memory)
+
+    def scan(self, f: Tensor, u: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the maps ``(f, u)``, both ``(B, L, d_state)``, one after the other.
+
+        Returns what :meth:`forward` does.
+        """
+        with checks.full_precision(f.device):
             m, last = linear_scan(f, u, memory.to(f.dtype), backend=self.backend, return_state=True)
             return m, last
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
-from .block import block_states
+from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import DRMConfig
 from .dynamics import DRMDynamics
@@ -19,7 +19,7 @@ from .mixer import CausalLocalMixer
 from .recurrent import recurrent_states
 from .refinement import DRMRefinementLayer
 from .residual import TokenStateResidual
-from .rollout import Rollout, trace_of
+from .rollout import Rollout, joined, trace_of
 from .streams import stream
 from .trace import Trace
 
@@ -179,91 +179,78 @@ class DRM(nn.Module):
         e = self.embedding(tokens)
         state = self._checked(state, e)
         strength = self._strength(step)
-        run = self._recurrent if self.config.path == "recurrent" else self._blocks
-        states, rollouts, after = run(state, e, strength, trace)
-        emitted = torch.cat(states, 1) if states else state.z.unsqueeze(1)[:, :0]
-        base = torch.cat([r.states for r in rollouts], 1) if rollouts else emitted
-        recorded = trace_of(rollouts, e.device) if trace else None
-        return DRMOutput(self.emitter(emitted), emitted, base, after, recorded)
+        if self.config.path == "block" and self.config.block_carry == "final":
+            base, states, after = self._block_by_block(state, e, strength, trace)
+        else:
+            base = self._base(state.z, e, strength, trace)
+            states, memory = self._corrected(base, state, e, strength)
+            after = DRMState(base.states[:, -1] if e.shape[1] else state.z, memory)
+        recorded = trace_of(base) if trace else None
+        return DRMOutput(self.emitter(states), states, base.states, after, recorded)
 
-    def _blocks(
+    def _base(self, z: Tensor, e: Tensor, strength: float, measure: bool) -> Rollout:
+        """Base states, which depend on no correction."""
+        if self.config.path == "recurrent":
+            return recurrent_states(self.dynamics, z, e, strength, measure=measure)
+        length = self.config.block_length
+        return blockwise_states(self.dynamics, z, e, strength, length, measure=measure)
+
+    def _block_by_block(
         self, state: DRMState, e: Tensor, strength: float, measure: bool
-    ) -> tuple[list[Tensor], list[Rollout], DRMState]:
-        """Base states and corrections, block by block."""
-        states, rollouts = [], []
-        z, memory = state.z, state.memory
-        for piece in self._cut(e):
-            rollout = block_states(self.dynamics, z, piece, strength, measure=measure)
-            final, memory = self._corrected(
-                rollout.states,
-                rollout.increments,
-                piece,
-                rollout.mass(),
-                rollout.risk(),
-                z,
-                memory,
-                strength,
-            )
-            z = (final if self.config.block_carry == "final" else rollout.states)[:, -1]
+    ) -> tuple[Rollout, Tensor, DRMState]:
+        """Base states, corrected states and the last of them, where a block starts from corrected
+        ones."""
+        rollouts, states = [], []
+        for piece in e.split(self.config.block_length or max(1, e.shape[1]), 1):
+            base = block_states(self.dynamics, state.z, piece, strength, measure=measure)
+            final, memory = self._corrected(base, state, piece, strength)
+            state = DRMState(final[:, -1] if piece.shape[1] else state.z, memory)
+            rollouts.append(base)
             states.append(final)
-            rollouts.append(rollout)
-        return states, rollouts, DRMState(z, memory)
-
-    def _recurrent(
-        self, state: DRMState, e: Tensor, strength: float, measure: bool
-    ) -> tuple[list[Tensor], list[Rollout], DRMState]:
-        """All base states, one after the other; then the corrections, block by block."""
-        rollout = recurrent_states(self.dynamics, state.z, e, strength, measure=measure)
-        z, memory, states = state.z, state.memory, []
-        mass, risk = rollout.mass(), rollout.risk()
-        masses = [None] * e.shape[1] if mass is None else self._cut(mass)
-        risks = [None] * e.shape[1] if risk is None else self._cut(risk)
-        pieces = zip(
-            self._cut(rollout.states),
-            self._cut(rollout.increments),
-            self._cut(e),
-            masses,
-            risks,
-            strict=False,  # what is absent is None as often as needed
-        )
-        for base, increments, piece, m, r in pieces:
-            final, memory = self._corrected(base, increments, piece, m, r, z, memory, strength)
-            z = base[:, -1]
-            states.append(final)
-        return states, [rollout], DRMState(z, memory)
-
-    def _cut(self, sequence: Tensor) -> tuple[Tensor, ...]:
-        """Blocks of a sequence ``(B, T, ...)``; none of an empty one."""
-        if not sequence.shape[1]:
-            return ()
-        return sequence.split(self.config.block_length or sequence.shape[1], 1)
+        return joined(rollouts), torch.cat(states, 1), state
 
     def _corrected(
-        self,
-        states: Tensor,
-        increments: Tensor,
-        e: Tensor,
-        mass: Tensor | None,
-        risk: Tensor | None,
-        start: Tensor,
-        memory: Tensor | None,
-        strength: float,
+        self, base: Rollout, state: DRMState, e: Tensor, strength: float
     ) -> tuple[Tensor, Tensor | None]:
-        """States of a block after mixer, token residual, memory and refinement, and its memory."""
+        """States after mixer, token residual, memory and refinement, and the memory to go on from.
+
+        All blocks at once: they lie side by side in the batch, ``(B·N, L, ...)``, the last one
+        filled up with zeros, which nothing before them sees.
+        """
         config = self.config
         radius = self.dynamics.radius if config.bound_corrections else None
+        batch, length = e.shape[:2]
+        block = min(config.block_length or length, length) or 1
+        count = -(-length // block)
+
+        def apart(x: Tensor) -> Tensor:
+            padding = x.new_zeros(batch, count * block - length, *x.shape[2:])
+            return torch.cat([x, padding], 1).reshape(batch * count, block, *x.shape[2:])
+
+        def together(x: Tensor) -> Tensor:
+            return x.reshape(batch, count * block, *x.shape[2:])[:, :length]
+
+        start = torch.cat([state.z.unsqueeze(1), base.states], 1)[:, :length:block].flatten(0, 1)
+        states, tokens = apart(base.states), apart(e)
         if self.mixer is not None:
-            mixed = self.mixer(states, start, increments, e, mass, risk)
+            features = (base.mass(), base.risk())
+            mass, risk = (None if x is None else apart(x) for x in features)
+            mixed = self.mixer(states, start, apart(base.increments), tokens, mass, risk)
             states = bound_state(mixed, radius)
         if self.residual is not None:
-            states = bound_state(self.residual(states, e), radius)
+            states = bound_state(self.residual(states, tokens), radius)
+        memory = state.memory
         if self.memory is not None:
-            m, last = self.memory(states, start, e, start if memory is None else memory)
-            memory = last if self.carries_memory else None
+            maps = self.memory.maps(states, start, tokens)
+            if memory is None:
+                m, _ = self.memory.scan(*maps, start)
+            else:
+                m, memory = self.memory.scan(*map(together, maps), memory)
+                m = apart(m)
             states = bound_state(states + config.memory_scale * m.to(states.dtype), radius)
         for layer in self.refinement:
-            states = bound_state(layer(states, start, e, strength), radius)
-        return states, memory
+            states = bound_state(layer(states, start, tokens, strength), radius)
+        return together(states), memory
 
     def _checked(self, state: DRMState | None, e: Tensor) -> DRMState:
         if state is None:

@@ -1,4 +1,4 @@
-"""What the two paths return."""
+"""What the paths return."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Rollout:
     velocity : Tensor, optional
         Applied velocities ``(B, L, d)``; None without dynamics.
     geometry : tuple of Geometry
-        Each that was evaluated, at states ``(B, d)``.
+        Each that was evaluated, at states ``(B, d)``, or at several points ``(B, m, d)``.
     counts : tuple of int
-        How many tokens each served.
+        How many tokens each point served.
     """
 
     states: Tensor
@@ -47,28 +47,41 @@ class Rollout:
         return self._tokens([g.risk for g in self.geometry])
 
     def _tokens(self, values: Sequence[Tensor | None]) -> Tensor | None:
-        known = [v for v in values if v is not None]
-        if not known:
-            return None
-        spread = [v.unsqueeze(1).expand(-1, n) for v, n in zip(known, self.counts, strict=True)]
-        return torch.cat(spread, 1)
+        points = _points(values, 0)
+        if points is None or set(self.counts) == {1}:
+            return points
+        spread = zip(points.split(1, 1), self.counts, strict=True)
+        return torch.cat([v.expand(-1, n) for v, n in spread], 1)
 
 
-def trace_of(rollouts: Sequence[Rollout], device: torch.device) -> Trace:
-    """Velocities and geometry of consecutive rollouts, as losses look at them."""
-    geometry = [g for r in rollouts for g in r.geometry]
-    metrics = [g.metric for g in geometry]
+def joined(rollouts: Sequence[Rollout]) -> Rollout:
+    """One rollout of consecutive ones, at least one."""
     velocities = [r.velocity for r in rollouts if r.velocity is not None]
-    return Trace(
-        torch.tensor([n for r in rollouts for n in r.counts], dtype=torch.int64, device=device),
+    return Rollout(
+        torch.cat([r.states for r in rollouts], 1),
+        torch.cat([r.increments for r in rollouts], 1),
         torch.cat(velocities, 1) if velocities else None,
-        _stacked([None if g.directions is None else g.directions.gates for g in geometry]),
-        _stacked([None if m is None else m.diagonal for m in metrics]),
-        _stacked([None if m is None else m.factor for m in metrics]),
-        _stacked([g.risk for g in geometry]),
+        tuple(g for r in rollouts for g in r.geometry),
+        tuple(n for r in rollouts for n in r.counts),
     )
 
 
-def _stacked(values: Sequence[Tensor | None]) -> Tensor | None:
-    known = [v for v in values if v is not None]
-    return torch.stack(known, 1) if known else None
+def trace_of(rollout: Rollout) -> Trace:
+    """Velocities and geometry, as losses look at them."""
+    geometry = rollout.geometry
+    directions = [g.directions for g in geometry]
+    metrics = [g.metric for g in geometry]
+    return Trace(
+        torch.tensor(rollout.counts, dtype=torch.int64, device=rollout.states.device),
+        rollout.velocity,
+        _points([None if d is None else d.gates for d in directions], 1),
+        _points([None if m is None else m.diagonal for m in metrics], 1),
+        _points([None if m is None else m.factor for m in metrics], 2),
+        _points([g.risk for g in geometry], 0),
+    )
+
+
+def _points(values: Sequence[Tensor | None], trailing: int) -> Tensor | None:
+    """Values ``(B, ...)`` or ``(B, m, ...)`` with so many trailing dimensions, as ``(B, N, ...)``."""
+    known = [v if v.ndim == 2 + trailing else v.unsqueeze(1) for v in values if v is not None]
+    return torch.cat(known, 1) if known else None
