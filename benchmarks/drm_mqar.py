@@ -128,13 +128,13 @@ def run(work: Work) -> Row:
     """Train and test one model; an error is part of the result."""
     row: Row = work._asdict()
     try:
-        answer = None
         if work.preset is None:
             torch.manual_seed(work.seed)
-            answer = model = Recurrent(work.model, 8 if work.smoke else WIDTH)
+            model: nn.Module = Recurrent(work.model, 8 if work.smoke else WIDTH)
         else:
             model = DRM(configuration(work))
         model.to(work.device)
+        answer = model if work.preset is None else None
         settings = {"seed": work.seed, "steps": work.steps, "tests": work.tests}
         row |= vars(recall_probe(model, answer=answer, **settings))
     except Exception:
