@@ -59,8 +59,15 @@ def number(slug: str) -> int:
     return NUMBERS[slug]
 
 
+def is_test(checked_by: str) -> bool:
+    """Whether a deviation names a test file in place of a clause."""
+    return checked_by.startswith("tests/")
+
+
 def label(slug: str) -> str:
-    """Clause as cards name it: ``C4 structure``."""
+    """Clause as cards name it, ``C4 structure``; a test file by its path."""
+    if is_test(slug):
+        return slug
     return f"C{number(slug)} {slug}"
 
 
