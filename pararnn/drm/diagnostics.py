@@ -1,4 +1,4 @@
-r"""Diagnostics of a metric and of the emitted distribution (notes, sections 4 and 15).
+r"""Diagnostics of a metric, of frames and of the emitted distribution (notes, sections 4 and 15).
 
 They are measurements. None is the formal rank of a degenerate metric, and a small energy proves no
 geodesic: the metric of section 4 has full rank by construction, whatever these numbers say.
@@ -31,7 +31,7 @@ def _spectrum(name: str, eigenvalues: Tensor) -> Tensor:
 
 
 def effective_rank(eigenvalues: Tensor) -> Tensor:
-    r"""Spectral effective rank, :math:`\exp(-\sum p_i \log p_i)` with :math:`p = \lambda/\sum\lambda`.
+    r"""Spectral effective rank, \(\exp(-\sum p_i \log p_i)\) with \(p = \lambda/\sum\lambda\).
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def effective_rank(eigenvalues: Tensor) -> Tensor:
 
 
 def participation_ratio(eigenvalues: Tensor) -> Tensor:
-    r""":math:`(\sum\lambda)^2 / \sum\lambda^2`: from 1 to d, as :func:`effective_rank`, which it
+    r"""\((\sum\lambda)^2 / \sum\lambda^2\): from 1 to d, as :func:`effective_rank`, which it
     never exceeds.
 
     Raises
@@ -84,10 +84,10 @@ def kernel_fraction(eigenvalues: Tensor, threshold: float) -> Tensor:
 
 
 def fisher_energy(emit: Callable[[Tensor], Tensor], z: Tensor, v: Tensor) -> Tensor:
-    r"""Energy :math:`v^\top J^\top F J v` of velocities in the metric pulled back from the emitted
-    distributions, :math:`F = \mathrm{diag}(p) - pp^\top`: the variance of the change of the logits.
+    r"""Energy \(v^\top J^\top F J v\) of velocities in the metric pulled back from the emitted
+    distributions, \(F = \mathrm{diag}(p) - pp^\top\): the variance of the change of the logits.
 
-    It is twice the leading term of the divergence of :math:`p(z + v)` from :math:`p(z)`. One JVP, at
+    It is twice the leading term of the divergence of \(p(z + v)\) from \(p(z)\). One JVP, at
     any size.
 
     Parameters
@@ -118,7 +118,7 @@ def fisher_energy(emit: Callable[[Tensor], Tensor], z: Tensor, v: Tensor) -> Ten
 
 
 def fisher_metric(emit: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    r"""The pulled-back metric itself, :math:`J^\top F J`, ``(N, d, d)``, at states ``(N, d)``.
+    r"""The pulled-back metric itself, \(J^\top F J\), ``(N, d, d)``, at states ``(N, d)``.
 
     Positive semidefinite, of rank at most V - 1. It takes d JVPs and ``N V d`` numbers: for small
     sizes.
@@ -135,3 +135,53 @@ def fisher_metric(emit: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     # Centred before it is squared: positive semidefinite also after rounding.
     root = p.sqrt() * (jacobian - (p * jacobian).sum(-2, keepdim=True))
     return root.mT @ root
+
+
+def frame_holonomy(frames: Tensor) -> Tensor:
+    r"""What carrying a frame once around a loop turns it by, ``(..., n, n)``: orthogonal, the
+    identity where the spanned planes do not turn.
+
+    Each frame is made orthonormal within its span. From one point of the loop to the next the frame
+    moves to the nearest orthonormal frame of the next span, which in the limit of a fine loop is
+    parallel transport by the connection of the surrounding Euclidean space; the last point is
+    followed by the first. Another basis of a span changes nothing but the basis of the result.
+
+    This is not the holonomy of section 15, which needs a connection that is compatible with a
+    degenerate metric.
+
+    Parameters
+    ----------
+    frames
+        ``(..., K, n, d)``: n independent vectors, n ≤ d, at each of K ≥ 2 points, such as
+        ``Directions.vectors``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If frames are not floating-point numbers of this shape; on the CPU also if vectors of a frame
+        are dependent, or two neighbouring spans have orthogonal directions, so that no frame is
+        nearest.
+    """
+    name = "frame_holonomy: frames"
+    shape = tuple(checks.floating(name, frames).shape)
+    if frames.ndim < 3 or shape[-3] < 2 or not 1 <= shape[-2] <= shape[-1]:
+        raise ValueError(f"{name}: got shape {shape}, expected (..., K, n, d), K ≥ 2 and n ≤ d.")
+    unit = _polar(frames, f"{name}: got a frame of dependent vectors; take fewer of them.")
+    steps = _polar(
+        unit.roll(-1, -3) @ unit.mT,
+        f"{name}: got neighbours whose spans are orthogonal in a direction; take more points.",
+    )
+    turn = steps[..., 0, :, :]
+    for k in range(1, shape[-3]):
+        turn = steps[..., k, :, :] @ turn
+    return turn
+
+
+def _polar(matrices: Tensor, problem: str) -> Tensor:
+    """The nearest matrices with orthonormal rows."""
+    u, sizes, vh = torch.linalg.svd(matrices, full_matrices=False)
+    least = torch.finfo(sizes.dtype).eps * matrices.shape[-1] * sizes[..., :1]
+    if checks.readable(sizes) and bool((sizes <= least).any()):
+        raise ValueError(problem)
+    nearest: Tensor = u @ vh
+    return nearest

@@ -51,7 +51,7 @@ class LossWeights:
     ----------
     action
         Energy of the velocities along the path, by ``DRMConfig.action_form``: ``'sum'``, the mean
-        over the batch of :math:`\\sum_t dt\\,E_t`, or ``'mean'``, the mean of :math:`E_t`.
+        over the batch of \\(\\sum_t dt\\,E_t\\), or ``'mean'``, the mean of \\(E_t\\).
     dim_sparsity
         Mean of dimD, the sum of the gates.
     dim_entropy

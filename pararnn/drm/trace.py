@@ -72,8 +72,8 @@ class Trace:
         return Metric(self.diagonal[:, start:stop], self.factor[:, start:stop])
 
     def energy(self) -> Tensor:
-        r"""Energy of the velocities, :math:`v^\top (G + \rho I) v`, ``(B, T)``; without a metric
-        :math:`\lVert v\rVert^2`.
+        r"""Energy of the velocities, \(v^\top (G + \rho I) v\), ``(B, T)``; without a metric
+        \(\lVert v\rVert^2\).
 
         Raises
         ------

@@ -1,6 +1,8 @@
-"""Spectral measures and the metric pulled back from the emitted distribution."""
+"""Spectral measures, holonomy of frames, the metric pulled back from the emitted distribution."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from pararnn.drm.diagnostics import (
     effective_rank,
     fisher_energy,
     fisher_metric,
+    frame_holonomy,
     kernel_fraction,
     participation_ratio,
 )
@@ -126,3 +129,68 @@ def test_bad_shapes():
         fisher_energy(emitter(), states(3, 6), states(6))
     with pytest.raises(ValueError, match="shape"):
         fisher_metric(emitter(), states(6))
+
+
+# --------------------------------------------------------------------------------------
+# Holonomy of frames
+# --------------------------------------------------------------------------------------
+
+
+def tangent_planes(colatitude, points):
+    """Two tangent vectors of the unit sphere around a circle of latitude, neither of unit length."""
+    phi = torch.arange(points, dtype=torch.float64) * (2 * math.pi / points)
+    theta = torch.tensor(colatitude, dtype=torch.float64)
+    south = torch.stack(
+        [theta.cos() * phi.cos(), theta.cos() * phi.sin(), -theta.sin() + 0 * phi], -1
+    )
+    east = torch.stack([-phi.sin(), phi.cos(), 0 * phi], -1)
+    return torch.stack([2 * south + 0.3 * east, east], -2)
+
+
+@pytest.mark.parametrize("colatitude", [0.4, 1.1, math.pi / 2])
+def test_holonomy_of_the_sphere(colatitude):
+    """A tangent vector carried around a circle of latitude turns by the solid angle inside."""
+    turn = frame_holonomy(tangent_planes(colatitude, 4000))
+    solid = 2 * math.pi * (1 - math.cos(colatitude))
+    torch.testing.assert_close(
+        turn.trace() / 2, torch.tensor(math.cos(solid)).double(), rtol=0, atol=2e-6
+    )
+    torch.testing.assert_close(turn @ turn.mT, torch.eye(2).double(), rtol=0, atol=1e-11)
+
+
+def test_holonomy_does_not_depend_on_the_frames():
+    frames = states(2, 9, 3, 7, seed=4)
+    mixed = states(2, 9, 3, 3, seed=5) @ frames
+    turns = [frame_holonomy(f) for f in (frames, mixed)]
+    angles = [torch.linalg.eigvals(t).angle().abs().sort(-1).values for t in turns]
+    torch.testing.assert_close(*angles)
+    assert (turns[0] - torch.eye(3)).norm() > 0.1
+
+
+def test_planes_that_do_not_turn():
+    fixed = states(3, 6)
+    frames = states(8, 3, 3, seed=6) @ fixed
+    torch.testing.assert_close(frame_holonomy(frames), torch.eye(3).double(), rtol=0, atol=1e-12)
+    whole = states(8, 4, 4, seed=7)
+    torch.testing.assert_close(frame_holonomy(whole), torch.eye(4).double(), rtol=0, atol=1e-12)
+
+
+def test_back_and_forth_is_no_turn():
+    path = states(5, 2, 6, seed=8)
+    loop = torch.cat([path, path[1:-1].flip(0)])
+    torch.testing.assert_close(frame_holonomy(loop), torch.eye(2).double(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        (torch.zeros(3, 4), "expected"),
+        (torch.randn(1, 2, 4), "K ≥ 2"),
+        (torch.randn(3, 5, 4), "n ≤ d"),
+        (torch.ones(3, 2, 4), "dependent"),
+        (torch.eye(4).unflatten(0, (2, 2)), "orthogonal"),
+    ],
+)
+def test_frames_without_a_holonomy(frames, message):
+    with pytest.raises(ValueError, match=message):
+        frame_holonomy(frames)
