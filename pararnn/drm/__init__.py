@@ -4,7 +4,7 @@ Each file holds one section of the notes. The defaults are the notes; the semant
 system are switches of :class:`DRMConfig`.
 """
 
-from .block import block_states
+from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import PUBLISHED, DRMConfig
 from .diagnostics import (
@@ -27,7 +27,7 @@ from .mixer import CausalLocalMixer
 from .model import DRM, DRMOutput, DRMState
 from .mqar import RecallResult, recall_probe
 from .naturalize import naturalize, naturalize_in_span, solve_metric
-from .parallel import block_gap, parallel_states
+from .parallel import block_gap, parallel_rollout, parallel_states
 from .recurrent import recurrent_states
 from .refinement import DRMRefinementLayer
 from .residual import TokenStateResidual
@@ -73,6 +73,7 @@ __all__ = [
     "block_consistency",
     "block_gap",
     "block_states",
+    "blockwise_states",
     "bound_state",
     "cross_entropy",
     "drm_loss",
@@ -84,6 +85,7 @@ __all__ = [
     "matched_memory",
     "naturalize",
     "naturalize_in_span",
+    "parallel_rollout",
     "parallel_states",
     "parameter_count",
     "participation_ratio",

@@ -15,7 +15,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "naturalization_form": ("post", "subspace", "orthonormal"),
         "naturalization_precision": ("safe", "single", "published"),
         "evaluation_strength": ("scheduled", "maximum"),
-        "path": ("block", "recurrent"),
+        "path": ("block", "recurrent", "parallel"),
         "block_carry": ("base", "final"),
         "memory_start": ("carried", "block_state"),
         "action_form": ("sum", "mean"),
@@ -41,6 +41,8 @@ INTEGERS = {
     "geometry_interval": 1,
     "truncation": 0,
     "block_length": 0,
+    "parallel_window": 0,
+    "parallel_corrections": 1,
     "mixer_hidden": 1,
     "mixer_kernel": 1,
     "mixer_layers": 1,
@@ -59,6 +61,7 @@ NUMBERS = {
     "naturalization_damping": (0.0, math.inf, True),
     "dt": (0.0, math.inf, False),
     "state_radius": (0.0, math.inf, False),
+    "parallel_tolerance": (0.0, 1.0, True),
     "mixer_scale": (0.0, math.inf, True),
     "token_residual_scale": (0.0, math.inf, True),
     "memory_scale": (0.0, math.inf, True),
@@ -110,11 +113,16 @@ class DRMConfig:
         Section 6: step size, steps a token (recurrent path), whether the state is kept within the
         radius.
     path, block_length
-        ``'block'`` (section 7) with blocks of this length, 0 for the whole sequence, or
-        ``'recurrent'`` (section 6), where blocks only bound the mixer.
+        ``'block'`` (section 7) with blocks of this length, 0 for the whole sequence;
+        ``'recurrent'`` (section 6), where blocks only bound the mixer; or ``'parallel'``, the
+        states of the recurrent path, solved for all tokens of a window at once.
     geometry_interval, truncation
         Recurrent path: flow steps between two evaluations of the geometry; tokens after which the
         graph is cut while training, 0 for never.
+    parallel_window, parallel_corrections, parallel_tolerance, parallel_certify
+        Parallel path: tokens of a window, 0 for the whole sequence; corrections after which a
+        window is left to the loop; estimated error to end at, 0 for that of the dtype; whether to
+        bound the error (see :func:`sweep_states`).
     bound_increments
         Whether each increment of a block is bounded before the sum is. The notes bound the sum.
     bound_corrections
@@ -180,6 +188,10 @@ class DRMConfig:
     state_radius: float = 8.0
     path: str = "block"
     block_length: int = 64
+    parallel_window: int = 64
+    parallel_corrections: int = 32
+    parallel_tolerance: float = 0.0
+    parallel_certify: bool = False
     geometry_interval: int = 1
     truncation: int = 0
     bound_increments: bool = False
@@ -219,10 +231,10 @@ class DRMConfig:
                     "metric: got True with transition='none', where there is no velocity to "
                     "naturalize; set metric=False and naturalization_strength=0."
                 )
-            if self.path == "recurrent":
+            if self.path != "block":
                 raise ValueError(
-                    "path: got 'recurrent' with transition='none', where the state does not move; "
-                    "use path='block'."
+                    f"path: got {self.path!r} with transition='none', where the state does not "
+                    "move; use path='block'."
                 )
             if self.refinement_layers:
                 raise ValueError(
@@ -244,22 +256,30 @@ class DRMConfig:
                 f"gate_top_k: got {self.gate_top_k}, expected at most n_directions="
                 f"{self.n_directions}; 0 keeps all."
             )
-        if self.path == "recurrent":
+        if self.path != "block":
             if self.block_carry == "final" and (self.mixer or self.token_residual or self.memory):
                 raise ValueError(
-                    "block_carry: got 'final' with path='recurrent' and a mixer, token residual or "
-                    "memory; the recurrence carries its own state, use block_carry='base'."
+                    f"block_carry: got 'final' with path={self.path!r} and a mixer, token residual "
+                    "or memory; the recurrence carries its own state, use block_carry='base'."
                 )
             if self.refinement_layers:
                 raise ValueError(
-                    f"refinement_layers: got {self.refinement_layers} with path='recurrent'; "
+                    f"refinement_layers: got {self.refinement_layers} with path={self.path!r}; "
                     "refinement belongs to blocks, use path='block'."
                 )
-        elif self.flow_steps != 1:
+        if self.path != "recurrent" and self.flow_steps != 1:
             raise ValueError(
-                f"flow_steps: got {self.flow_steps} with path='block', which takes one step a "
-                "token; use 1, or path='recurrent'."
+                f"flow_steps: got {self.flow_steps} with path={self.path!r}, which takes one step "
+                "a token; use 1, or path='recurrent'."
             )
+        if self.path == "parallel":
+            for name, plain in (("geometry_interval", 1), ("truncation", 0)):
+                if getattr(self, name) != plain:
+                    raise ValueError(
+                        f"{name}: got {getattr(self, name)} with path='parallel', whose steps "
+                        f"depend on nothing but their state and token; use {plain}, or "
+                        "path='recurrent'."
+                    )
 
     def changed(self, **changes: Any) -> DRMConfig:
         """A copy with other values; an unknown name is an error that suggests a known one."""

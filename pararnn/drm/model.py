@@ -1,4 +1,4 @@
-"""The language model: embedding, base states by one of two paths, corrections, logits."""
+"""The language model: embedding, base states by one of three paths, corrections, logits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from .emitter import LanguageEmitter
 from .initial import DRMStateInitializer, TokenEmbedding
 from .memory import SelectiveMemory
 from .mixer import CausalLocalMixer
+from .parallel import parallel_rollout
 from .recurrent import recurrent_states
 from .refinement import DRMRefinementLayer
 from .residual import TokenStateResidual
 from .rollout import Rollout, joined, trace_of
 from .streams import stream
+from .sweeps import Sweeps
 from .trace import Trace
 
 
@@ -57,6 +59,8 @@ class DRMOutput:
         After the last token.
     recorded : Trace, optional
         See :attr:`trace`.
+    sweeps : Sweeps, optional
+        Of the parallel path: whether and how it converged, what it cost and how far it may be off.
     """
 
     logits: Tensor
@@ -64,6 +68,7 @@ class DRMOutput:
     base: Tensor
     state: DRMState
     recorded: Trace | None = None
+    sweeps: Sweeps | None = None
 
     @property
     def trace(self) -> Trace:
@@ -180,20 +185,25 @@ class DRM(nn.Module):
         state = self._checked(state, e)
         strength = self._strength(step)
         if self.config.path == "block" and self.config.block_carry == "final":
+            sweeps = None
             base, states, after = self._block_by_block(state, e, strength, trace)
         else:
-            base = self._base(state.z, e, strength, trace)
+            base, sweeps = self._base(state.z, e, strength, trace)
             states, memory = self._corrected(base, state, e, strength)
             after = DRMState(base.states[:, -1] if e.shape[1] else state.z, memory)
         recorded = trace_of(base) if trace else None
-        return DRMOutput(self.emitter(states), states, base.states, after, recorded)
+        return DRMOutput(self.emitter(states), states, base.states, after, recorded, sweeps)
 
-    def _base(self, z: Tensor, e: Tensor, strength: float, measure: bool) -> Rollout:
+    def _base(
+        self, z: Tensor, e: Tensor, strength: float, measure: bool
+    ) -> tuple[Rollout, Sweeps | None]:
         """Base states, which depend on no correction."""
+        if self.config.path == "parallel":
+            return parallel_rollout(self.dynamics, z, e, strength, measure=measure)
         if self.config.path == "recurrent":
-            return recurrent_states(self.dynamics, z, e, strength, measure=measure)
+            return recurrent_states(self.dynamics, z, e, strength, measure=measure), None
         length = self.config.block_length
-        return blockwise_states(self.dynamics, z, e, strength, length, measure=measure)
+        return blockwise_states(self.dynamics, z, e, strength, length, measure=measure), None
 
     def _block_by_block(
         self, state: DRMState, e: Tensor, strength: float, measure: bool
@@ -241,11 +251,11 @@ class DRM(nn.Module):
             states = bound_state(self.residual(states, tokens), radius)
         memory = state.memory
         if self.memory is not None:
-            maps = self.memory.maps(states, start, tokens)
+            f, u = self.memory.maps(states, start, tokens)
             if memory is None:
-                m, _ = self.memory.scan(*maps, start)
+                m, _ = self.memory.scan(f, u, start)
             else:
-                m, memory = self.memory.scan(*map(together, maps), memory)
+                m, memory = self.memory.scan(together(f), together(u), memory)
                 m = apart(m)
             states = bound_state(states + config.memory_scale * m.to(states.dtype), radius)
         for layer in self.refinement:

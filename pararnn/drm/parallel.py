@@ -1,7 +1,10 @@
 """The recurrent path solved in parallel over time, and how far the block path is from it.
 
-The notes approximate the recurrence by a cumulative sum. :func:`parallel_states` solves the
-recurrence itself: multiple shooting, whose answer is that of the loop to the solver's tolerance.
+The notes approximate the recurrence by a cumulative sum. Here the recurrence itself is solved, in
+two ways whose answers are that of the loop to a tolerance. :func:`parallel_rollout`, which the model
+uses, sweeps without derivatives of the networks: cheap, and fast where a step is small.
+:func:`parallel_states` is multiple shooting with the Jacobians of the step, dense for small states:
+few corrections whatever the step, each of them dear.
 """
 
 from __future__ import annotations
@@ -9,25 +12,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import _checks as checks
 from ..solvers import NewtonConfig, Solution, solve
-from .block import block_states
-from .dynamics import DRMDynamics
+from .block import blockwise_states
+from .dynamics import DRMDynamics, Geometry
 from .recurrent import recurrent_states
+from .rollout import Rollout
+from .sweeps import Steps, Sweeps, require_plain_steps, sweep_states
 
 
-class _Steps(nn.Module):
-    """The dynamics with a strength of naturalization."""
+def parallel_rollout(
+    dynamics: DRMDynamics, z: Tensor, e: Tensor, strength: float, *, measure: bool = True
+) -> tuple[Rollout, Sweeps]:
+    """The recurrent path by sweeps, then the geometry of all states before a step in one batch.
 
-    def __init__(self, dynamics: DRMDynamics, strength: float):
-        super().__init__()
-        self.dynamics, self.strength = dynamics, strength
-        self.state_shape = dynamics.state_shape
+    Parameters
+    ----------
+    dynamics
+        With a transition; its configuration says how to sweep.
+    z, e
+        First state ``(B, d_state)`` and embeddings ``(B, T, d_token)``.
+    strength
+        Of naturalization.
+    measure
+        Evaluate metric and velocities, which a loss looks at. Directions and risk are evaluated
+        then, or where a mixer takes their masses.
 
-    def step(self, z: Tensor, e: Tensor) -> Tensor:
-        return self.dynamics.step(z, e, self.strength)
+    Raises
+    ------
+    ValueError
+        As :func:`sweep_states`.
+    """
+    c = dynamics.config
+    found = sweep_states(
+        dynamics,
+        z,
+        e,
+        strength,
+        window=c.parallel_window,
+        max_corrections=c.parallel_corrections,
+        tol=c.parallel_tolerance,
+        certify=c.parallel_certify,
+    )
+    before = torch.cat([z.unsqueeze(1), found.states], 1)[:, : e.shape[1]]
+    geometry: tuple[Geometry, ...] = ()
+    velocity = None
+    if measure or c.mixer:
+        geometry = (dynamics.geometry(before, metric=measure),)
+    if measure:
+        velocity = dynamics.velocity(geometry[0], before, e.unsqueeze(-2), strength).squeeze(-2)
+    counts = (1,) * e.shape[1] if geometry else ()
+    return Rollout(found.states, found.states - before, velocity, geometry, counts), found
 
 
 def parallel_states(
@@ -62,23 +99,8 @@ def parallel_states(
         If a step would depend on more than its state and token: geometry that is kept for several
         steps, a graph that is cut, or dropout in training.
     """
-    c = dynamics.config
-    if c.geometry_interval != 1:
-        raise ValueError(
-            f"geometry_interval: got {c.geometry_interval}, expected 1, geometry that belongs to "
-            "its state; use recurrent_states for stale geometry."
-        )
-    if dynamics.training and c.truncation:
-        raise ValueError(
-            f"truncation: got {c.truncation} in training, expected 0; the parallel path has no "
-            "graph over time to cut."
-        )
-    if dynamics.training and c.dropout:
-        raise ValueError(
-            f"dropout: got {c.dropout} in training, expected 0; the solver takes a step several "
-            "times and must find it alike."
-        )
-    return solve(_Steps(dynamics, strength), e, config, h0=z)
+    require_plain_steps(dynamics)
+    return solve(Steps(dynamics, strength), e, config, h0=z)
 
 
 @torch.no_grad()
@@ -102,9 +124,7 @@ def block_gap(
     moved = torch.linalg.vector_norm(exact - z.unsqueeze(1))
     gaps = {}
     for length in lengths:
-        state, parts = z, []
-        for piece in e.split(checks.positive("lengths", length), 1):
-            parts.append(block_states(dynamics, state, piece, strength, measure=False).states)
-            state = parts[-1][:, -1]
-        gaps[length] = float(torch.linalg.vector_norm(torch.cat(parts, 1) - exact) / moved)
+        checks.positive("lengths", length)
+        blocks = blockwise_states(dynamics, z, e, strength, length, measure=False).states
+        gaps[length] = float(torch.linalg.vector_norm(blocks - exact) / moved)
     return gaps

@@ -11,10 +11,13 @@ from pararnn.drm.variants import TINY, VARIANTS, variant
 LENGTH = 14  # three whole blocks of 4 and a part of one
 V = TINY["vocab_size"]
 RECURRENT = {"path": "recurrent", "refinement_layers": 0, "block_carry": "base"}
+PARALLEL = {**RECURRENT, "path": "parallel", "geometry_interval": 1, "truncation": 0}
 
 OPTIONS = {
     "recurrent": RECURRENT,
     "recurrent, stale geometry": {**RECURRENT, "geometry_interval": 3, "flow_steps": 2},
+    "parallel": {**PARALLEL, "parallel_window": 5},
+    "parallel, looped": {**PARALLEL, "parallel_corrections": 3},
     "one block": {"block_length": 0},
     "blocks of 1": {"block_length": 1},
     "final states carried": {"block_carry": "final"},
@@ -65,7 +68,7 @@ def test_options(option):
     check(variant("J").config(**{**TINY, **OPTIONS[option]}))
 
 
-@pytest.mark.parametrize("path", [{}, RECURRENT], ids=["block", "recurrent"])
+@pytest.mark.parametrize("path", [{}, RECURRENT, PARALLEL], ids=["block", "recurrent", "parallel"])
 def test_gradients_are_causal(path):
     """Logits at ``t`` have the gradient 0 in later embeddings, and one in all before."""
     config = variant("J").config(**{**TINY, **path})

@@ -80,6 +80,14 @@ def test_flags():
         ),
         ({"path": "recurrent", "refinement_layers": 1}, "refinement_layers: got 1 with path="),
         ({"flow_steps": 2}, "flow_steps: got 2 with path='block'"),
+        ({"flow_steps": 2, "path": "parallel"}, "flow_steps: got 2 with path='parallel'"),
+        ({**NONE, "path": "parallel"}, "path: got 'parallel' with transition='none'"),
+        (
+            {"path": "parallel", "block_carry": "final", "mixer": True},
+            "block_carry: got 'final' with path='parallel'",
+        ),
+        ({"path": "parallel", "geometry_interval": 4}, "geometry_interval: got 4 with path="),
+        ({"path": "parallel", "truncation": 64}, "truncation: got 64 with path='parallel'"),
     ],
 )
 def test_what_does_not_go_together(changes, message):

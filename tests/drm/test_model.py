@@ -31,6 +31,8 @@ MODELS = {
     "all": ALL,
     "recurrent": {"path": "recurrent"},
     "recurrent, all": {**ALL, "path": "recurrent"},
+    "parallel": {"path": "parallel", "parallel_window": 6},
+    "parallel, all": {**ALL, "path": "parallel", "parallel_tolerance": 1e-14},
     "no metric": {**ALL, **NO_METRIC},
     "no naturalization": {**ALL, "naturalization_strength": 0.0},
     "direct": {**ALL, "transition": "direct"},
@@ -51,7 +53,7 @@ both = pytest.mark.parametrize("published", [False, True], ids=["notes", "publis
 def model(published=False, **changes):
     config = DRMConfig(**{**SIZES, **changes})
     if published:
-        if config.path == "recurrent" and config.mixer:
+        if config.path != "block" and config.mixer:
             pytest.skip("the published recurrent path has no corrections")
         config = config.published()
     return DRM(config)

@@ -1,14 +1,21 @@
-"""Sweeps reach the states of the loop, and the first is the block path."""
+"""Sweeps reach the states and gradients of the loop, and say what that took."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pararnn.drm import DRMConfig, DRMDynamics, block_states, recurrent_states
-from pararnn.drm.sweeps import sweep_states
+from pararnn.drm import DRMConfig, DRMDynamics, block_states, recurrent_states, sweep_states
 
 SIZES = {"d_state": 7, "d_token": 5, "hidden_size": 9, "n_directions": 4, "metric_rank": 3}
+KINDS = {
+    "directions": {},
+    "unbounded": {"bounded_state": False},
+    "direct": {"transition": "direct"},
+    "two steps": {"path": "recurrent", "flow_steps": 2},
+    "subspace": {"naturalization_form": "subspace"},
+    "strong": {"dt": 2.0},
+}
 
 
 def normal(*shape, seed=0):
@@ -19,49 +26,168 @@ def dynamics(**changes):
     return DRMDynamics(DRMConfig(**{**SIZES, "dt": 0.1, "state_radius": 2.0, **changes})).double()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"bounded_state": False},
-        {"transition": "direct"},
-        {"path": "recurrent", "flow_steps": 2},
-    ],
-)
-def test_states(changes):
-    module, z, e = dynamics(**changes), normal(2, 7) / 3, normal(2, 33, 5, seed=1)
+def problem():
+    """First states inside the radius and at it, and tokens."""
+    z = normal(3, 7) / 3
+    z[1] *= 2 / torch.linalg.vector_norm(z[1])
+    return z.requires_grad_(), normal(3, 33, 5, seed=1).requires_grad_()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("window", "cap"), [(0, 0), (8, 0), (8, 3), (1, 0), (50, 33)])
+def test_states_and_gradients(kind, window, cap):
+    module, (z, e) = dynamics(**KINDS[kind]), problem()
     want = recurrent_states(module, z, e, 0.4).states
-    found = sweep_states(module, z, e, 0.4)
-    assert found.converged
-    assert found.corrections < 33
-    torch.testing.assert_close(found.states, want, rtol=1e-11, atol=1e-12)
-    assert not found.states.requires_grad
+    found = sweep_states(module, z, e, 0.4, window=window, max_corrections=cap)
+    torch.testing.assert_close(found.states, want, rtol=1e-11, atol=2e-12)
+    windows = -(-33 // (window or 33))
+    assert len(found.corrections) == len(found.looped) == windows
+    assert max(found.corrections) <= (cap or window or 33)
+    assert found.converged == (cap != 3)
+    assert found.backward == []
+    weight, inputs = normal(3, 33, 7, seed=2), [z, e, *module.parameters()]
+    slopes = torch.autograd.grad((want * weight).sum(), inputs, allow_unused=True)
+    others = torch.autograd.grad((found.states * weight).sum(), inputs, allow_unused=True)
+    for a, b in zip(slopes, others, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-11)
+    assert len(found.backward) == windows
+    assert (-1 in found.backward) == (cap == 3)
 
 
 def test_each_correction_makes_one_more_state_exact():
-    module, z, e = dynamics(dt=2.0), normal(2, 7), normal(2, 12, 5, seed=1)
+    module, (z, e) = dynamics(dt=2.0), problem()
     want = recurrent_states(module, z, e, 0.4).states
-    for k in range(1, 13):
-        found = sweep_states(module, z, e, 0.4, max_corrections=k).states
-        torch.testing.assert_close(found[:, :k], want[:, :k], rtol=1e-11, atol=1e-12)
+    loose = {"max_corrections": 0, "tol": 1.0}
+    for length in range(1, 9):
+        found = sweep_states(module, z, e[:, :length], 0.4, **loose, window=1).states
+        torch.testing.assert_close(found, want[:, :length], rtol=1e-12, atol=1e-13)
+    found = sweep_states(module, z, e, 0.4, max_corrections=3)
+    assert found.looped == (True,)
+    torch.testing.assert_close(found.states, want, rtol=1e-12, atol=1e-13)
 
 
-def test_the_first_sweep_is_the_block_path():
-    module, z, e = dynamics(bounded_state=False), normal(2, 7), normal(2, 9, 5, seed=1)
-    found = sweep_states(module, z, e, 0.4, max_corrections=1).states
-    torch.testing.assert_close(found, block_states(module, z, e, 0.4).states)
+def test_the_first_correction_is_the_block_path():
+    """Without a bound, and with a tolerance that ends there."""
+    module, (z, e) = dynamics(bounded_state=False), problem()
+    found = sweep_states(module, z, e, 0.4, tol=1e3)
+    assert found.corrections == (1,)
+    torch.testing.assert_close(found.states, block_states(module, z, e, 0.4).states)
 
 
-def test_no_end_is_said():
-    module, z, e = dynamics(dt=2.0), normal(2, 7), normal(2, 12, 5, seed=1)
-    found = sweep_states(module, z, e, 0.4, max_corrections=2)
+@pytest.mark.parametrize("kind", ["directions", "direct", "strong"])
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("tol", [1e-4, 1e-8])
+def test_error_bound(kind, window, tol):
+    module, (z, e) = dynamics(**KINDS[kind]), problem()
+    with torch.no_grad():
+        want = recurrent_states(module, z, e, 0.4).states
+        found = sweep_states(module, z, e, 0.4, window=window, tol=tol, certify=True)
+    error = float((found.states - want).abs().max())
+    assert 0 < error <= found.error_bound <= 2.5 * error
+    assert sweep_states(module, z, e, 0.4, tol=tol).error_bound is None
+
+
+def test_the_bound_sees_growth():
+    """Dynamics that spread differences a millionfold: the estimate misses it, the bound does not."""
+    module = dynamics(bounded_state=False, transition="direct", metric=False,
+                      naturalization_strength=0.0)  # fmt: skip
+    with torch.no_grad():
+        module.direct.first.weight[:, :7].mul_(6.0)
+        module.direct.second.weight.mul_(6.0)
+        z, e = 1e-2 * normal(2, 7), 1e-2 * normal(2, 60, 5, seed=1)
+        want = recurrent_states(module, z, e, 0.0).states
+        found = sweep_states(module, z, e, 0.0, window=20, tol=1e-9, certify=True)
+    error = float((found.states - want).abs().max())
+    assert error <= found.error_bound <= 2.5 * error
+
+
+def test_later_tokens_and_other_rows_change_no_bit():
+    module, (z, e) = dynamics(dt=0.4), problem()
+    e = 1e-2 * e.detach()
+    options = {"window": 16, "max_corrections": 8, "tol": 1e-7}
+    whole = sweep_states(module, z, e, 0.4, **options)
+    for cut in (1, 9, 16, 20):
+        other = e.clone()
+        other[:, cut:] = 20 * normal(3, 33 - cut, 5, seed=9)
+        other[2] = 20 * normal(33, 5, seed=10)
+        found = sweep_states(module, z, other, 0.4, **options)
+        assert found.corrections != whole.corrections
+        assert torch.equal(found.states[:2, :cut], whole.states[:2, :cut])
+
+
+def test_nan_stays_in_its_row():
+    module, (z, e) = dynamics(), problem()
+    want = sweep_states(module, z, e, 0.4, window=16).states
+    broken = e.detach().clone()
+    broken[1, 5] = torch.nan
+    for cap in (0, 12):
+        found = sweep_states(module, z, broken, 0.4, window=16, max_corrections=cap)
+        assert found.states[1, 5:].isnan().all()
+        assert torch.equal(found.states[[0, 2]], want[[0, 2]])
+        torch.testing.assert_close(found.states[1, :5], want[1, :5], rtol=1e-12, atol=1e-12)
     assert not found.converged
-    assert found.corrections == 2
+
+
+@pytest.mark.parametrize("kind", ["directions", "direct"])
+def test_single_and_half_precision(kind):
+    module, (z, e) = dynamics(**KINDS[kind]).float(), problem()
+    z, e = z.detach().float().requires_grad_(), e.detach().float().requires_grad_()
+    want = recurrent_states(module, z, e, 0.4).states
+    found = sweep_states(module, z, e, 0.4, window=16)
+    assert found.converged
+    torch.testing.assert_close(found.states, want, rtol=0, atol=1e-5)
+    found.states.sum().backward()
+    for cast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            half = module if cast else dynamics(**KINDS[kind]).bfloat16()
+            kind_of = torch.float32 if cast else torch.bfloat16
+            found = sweep_states(half, z.to(kind_of), e.to(kind_of), 0.4, window=16)
+            loop = recurrent_states(half, z.to(kind_of), e.to(kind_of), 0.4).states
+        found.states.float().sum().backward()
+        assert found.states.dtype == kind_of
+        assert float((found.states - loop).abs().max()) < 0.05
+
+
+def test_parameters_of_a_functional_call():
+    """Gradients are those at the parameters that the states were computed with."""
+    module, (z, e) = dynamics(), problem()
+    other = {name: (1.5 * p).detach().requires_grad_() for name, p in module.named_parameters()}
+
+    class Whole(torch.nn.Module):
+        def __init__(self, path):
+            super().__init__()
+            self.inner, self.path = module, path
+
+        def forward(self):
+            return self.path(self.inner, z, e, 0.4).states.sum()
+
+    def slopes(path):
+        swapped = {f"inner.{name}": p for name, p in other.items()}
+        value = torch.func.functional_call(Whole(path), swapped, ())
+        return torch.autograd.grad(value, list(other.values()))
+
+    for a, b in zip(slopes(recurrent_states), slopes(sweep_states), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10)
+
+
+def test_no_second_derivative():
+    module, (z, e) = dynamics(), problem()
+    states = sweep_states(module, z, e, 0.4).states
+    with pytest.raises(RuntimeError, match="got create_graph=True"):
+        torch.autograd.grad(states.sum(), z, create_graph=True)
 
 
 def test_empty_and_errors():
-    assert sweep_states(dynamics(), normal(2, 7), normal(2, 0, 5), 0.4).states.shape == (2, 0, 7)
+    for shape in ((2, 0), (0, 3)):
+        z = normal(shape[0], 7).requires_grad_()
+        found = sweep_states(dynamics(), z, normal(*shape, 5), 0.4, certify=True)
+        assert found.states.shape == (*shape, 7)
+        assert found.error_bound == 0.0
+        found.states.sum().backward()
+        assert not z.grad.any()
     with pytest.raises(ValueError, match="geometry_interval: got 2"):
         sweep_states(dynamics(geometry_interval=2), normal(2, 7), normal(2, 3, 5), 0.4)
+    with pytest.raises(ValueError, match="truncation: got 2"):
+        sweep_states(dynamics(truncation=2), normal(2, 7), normal(2, 3, 5), 0.4)
     with pytest.raises(ValueError, match="dropout: got"):
         sweep_states(dynamics(dropout=0.2), normal(2, 7), normal(2, 3, 5), 0.4)
