@@ -36,6 +36,7 @@ FIRST = ("J", "J_NO_METRIC", "I", "SSM_CONTROL", "J_NO_DIRECTION", "J_DIRECT_CON
 PRESETS = ("published", "notes")
 WIDTH = SIZES["d_state"]
 KERNEL = 4
+FORGET_BIAS = 3.0
 SMOKE = {
     **SIZES,
     "d_token": 8,
@@ -66,12 +67,15 @@ class Work(NamedTuple):
 
 
 class MatrixMemory(nn.Module):
-    """A ParaM2RNN, read by a query: ``W (Hᵀ q)``."""
+    """A ParaM2RNN, read by a query: ``W (Hᵀ q)``. Its forget gate starts near 0.95, as a start at
+    1/2 forgets a pair before it is asked for."""
 
     def __init__(self, width: int, k_dim: int = 32, v_dim: int = 32):
         super().__init__()
         self.shape = (k_dim, v_dim)
-        self.states = ParaRNN(ParaM2RNN(width, k_dim=k_dim, v_dim=v_dim))
+        cell = ParaM2RNN(width, k_dim=k_dim, v_dim=v_dim)
+        nn.init.constant_(cell.in_proj.bias[-1:], FORGET_BIAS)  # drives: k, v, forget gate
+        self.states = ParaRNN(cell)
         self.query = nn.Linear(width, k_dim)
         self.out = nn.Linear(v_dim, width)
 

@@ -41,6 +41,15 @@ NUMBERS = {
     "snap": 32,
     "decay": 33,
     "readout": 34,
+    "drm-model": 35,
+    "drm-metric": 36,
+    "drm-span": 37,
+    "drm-ablation": 38,
+    "drm-paths": 39,
+    "drm-causality": 40,
+    "drm-streaming": 41,
+    "drm-memory": 42,
+    "drm-terms": 43,
 }
 
 
