@@ -11,6 +11,7 @@ from .diagnostics import (
     effective_rank,
     fisher_energy,
     fisher_metric,
+    frame_holonomy,
     kernel_fraction,
     participation_ratio,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "effective_rank",
     "fisher_energy",
     "fisher_metric",
+    "frame_holonomy",
     "generate",
     "kernel_fraction",
     "matched_memory",

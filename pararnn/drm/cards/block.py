@@ -88,21 +88,21 @@ BLOCK = Part(
             "The mixer's padding starts anew in each block",
             "the notes say that only left padding is used",
             "the first tokens of a block see fewer tokens than the mixer reaches",
-            "tests/drm/test_mixer.py",
+            "drm-model",
         ),
         Deviation(
             "Blocks are counted from the first token that a call is given; the last may be "
             "shorter; block_length=0 is one block",
             "the notes speak of one block",
             "a sequence is taken up between blocks; read and generate keep the open block",
-            "tests/drm/test_generation.py",
+            "drm-streaming",
         ),
         Deviation(
             "With path='recurrent' mixer, token residual and memory correct the recurrent states, "
             "block by block",
             "the published system ignores them there",
             "a model can be trained on one path and compared with the other",
-            "tests/drm/test_model.py",
+            "drm-model",
         ),
         Deviation(
             "A refinement layer can evaluate more geometry at every position",

@@ -108,19 +108,19 @@ FLOW = Part(
             "Gates have a temperature of 1.5 and a bias of -1; the largest k alone can be kept",
             "the published system has them, the notes only say that gates are in [0, 1]",
             "a gate whose trained part is 0 is 0.34",
-            "tests/drm/test_direction.py",
+            "drm-model",
         ),
         Deviation(
             "With direction_basis=q all directions are combinations of q learned vectors",
             "the published 125M models have q = 128; the default here is none",
             "with q the raw velocity stays in one q-dimensional space, whatever the state",
-            "tests/drm/test_paths.py",
+            "drm-span",
         ),
         Deviation(
             "The bound has this form, with R = 8",
             "the notes say norm clipping and a tanh of each coordinate, without a formula",
             "R does not grow with the width, so small models feel it later",
-            "tests/drm/test_paths.py",
+            "drm-model",
         ),
         Deviation(
             "The recurrent path may keep its geometry for several steps and cut its graph in "

@@ -98,19 +98,19 @@ MEMORY = Part(
             "the notes say 'the previous causal base state' and nothing about blocks",
             "none within a block; with block_carry='base' the two differ by what mixer and token "
             "residual added to the last state of the block before",
-            "tests/drm/test_memory.py",
+            "drm-model",
         ),
         Deviation(
             "The memory is zero before the first token",
             "the notes leave the start open",
             "the first tokens read what they wrote, and nothing else",
-            "tests/drm/test_memory.py",
+            "drm-model",
         ),
         Deviation(
             "The forget gate has a fixed bias of 2 beside its trained one",
             "the published system has it, the notes do not",
             "where the trained part is 0, a step keeps σ(2) = 0.88 of the memory",
-            "tests/drm/test_memory.py",
+            "drm-model",
         ),
     ),
 )

@@ -116,13 +116,13 @@ METRIC = Part(
             "are combinations of q learned vectors",
             "the published system does so, the notes do not say",
             "with q, the low-rank part sees one q-dimensional space of velocities only",
-            "tests/drm/test_metric.py",
+            "drm-model",
         ),
         Deviation(
             "Cholesky in place of a general solve",
             "the inner matrix is symmetric and positive definite",
             "a NaN stays in its own state",
-            "tests/drm/test_naturalize.py",
+            "drm-metric",
         ),
         Deviation(
             "The risk mass adds to the energy, not to naturalization",
@@ -134,7 +134,7 @@ METRIC = Part(
             "naturalization_form='subspace' and 'orthonormal' solve in the span of the directions",
             "later variants of the published system, not in the notes; off by default",
             "the applied velocity stays in the span",
-            "tests/drm/test_naturalize.py",
+            "drm-span",
         ),
         Deviation(
             "metric=False demands naturalization_strength=0",
@@ -146,7 +146,7 @@ METRIC = Part(
             "The metric is not evaluated where s is 0 and no trace is asked",
             "nothing looks at it",
             "J_NO_NATURALIZATION costs what J_NO_METRIC costs; the same bits",
-            "tests/drm/test_model.py",
+            "drm-ablation",
         ),
     ),
 )

@@ -90,7 +90,7 @@ MODEL = Part(
             "the notes write both that the state moves after it is read and that its logits "
             "predict the next token, which is off by one",
             "the logits of a token depend on it, as language modelling needs",
-            "tests/drm/test_losses.py",
+            "drm-causality",
         ),
         Deviation(
             "There is a risk field, in the energy only; its powers are taken through logarithms",
@@ -104,7 +104,7 @@ MODEL = Part(
             "the published system multiplies them by 0, which makes NaN of an infinite term and "
             "lets weight decay act on parameters that nothing else moves",
             "none on finite losses",
-            "tests/drm/test_losses.py",
+            "drm-terms",
         ),
         Deviation(
             "A weight of the metric's diversity above that of its size is an error",
@@ -116,7 +116,7 @@ MODEL = Part(
             "Every part draws its first weights from a stream of its own",
             "section 5 compares variants whose shared parts start alike",
             "parts of equal size start with the same bits in all variants of a seed",
-            "tests/drm/test_variants_run.py",
+            "drm-ablation",
         ),
         Deviation(
             "Geodesic steps, directional candidates, endpoint correction and fixed points with "
@@ -124,7 +124,7 @@ MODEL = Part(
             "options of the published system beside the equations of the notes; the endpoint "
             "correction leaks later tokens into earlier states",
             "the recurrence itself is solved in parallel in their place",
-            "tests/drm/test_causality.py",
+            "drm-causality",
         ),
     ),
 )
