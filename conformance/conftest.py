@@ -50,7 +50,7 @@ def subject(text: str) -> Subject:
         try:
             return Subject.registered(pararnn.get_cell(text).name)
         except KeyError as problem:
-            raise pytest.UsageError(f"--cell: {problem.args[0]}") from None
+            raise pytest.UsageError(f"--cell: {problem.args[0]} Or DRM.") from None
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
