@@ -11,7 +11,7 @@ HEADER = [
     "Transition",
     "Metric",
     "Mixer",
-    "Token residual",
+    "Residual",
     "Memory",
     "Block",
     "Losses beside CE",
@@ -29,17 +29,17 @@ def _row(v: Variant) -> list[str]:
     if not c.metric:
         metric = "–"
     elif c.naturalization_strength:
-        metric = f"`{c.naturalization_form}`, s = {c.naturalization_strength}"
+        metric = f"`{c.naturalization_form}` {c.naturalization_strength}"
     else:
         metric = "unused"
-    growth = f", dilation {c.mixer_dilation_growth}" if c.mixer_dilation_growth > 1 else ""
+    growth = f", {c.mixer_dilation_growth}" if c.mixer_dilation_growth > 1 else ""
     terms = [name for name, weight in v.losses.terms().items() if weight]
     return [
         f"`{v.name}`",
         prose(v.about),
         f"`{c.transition}`",
         metric,
-        f"{c.mixer_hidden} × {c.mixer_layers}{growth}" if c.mixer else "–",
+        f"{c.mixer_hidden}×{c.mixer_layers}{growth}" if c.mixer else "–",
         str(c.token_residual_scale) if c.token_residual else "–",
         str(c.memory_hidden) if c.memory else "–",
         str(c.block_length),
