@@ -457,11 +457,12 @@ CLAUSES: tuple[Clause, ...] = (
         "\\(G = \\mathrm{diag}(D) + UU^\\top\\) has no eigenvalue below \\(\\epsilon\\), so its rank "
         "is the width of the state. The condition bound is above its condition number. Energy and "
         "coupling are those of the dense matrix. Naturalization by the Woodbury identity is the dense "
-        "solution, for any size of U. A metric that is not finite spoils its own state only.",
+        "solution, for any size of U, and so are its derivatives. A metric that is not finite spoils "
+        "its own state only.",
         "1e-13 for metric, energy and coupling; solutions \\(u + 16\\,u'\\kappa\\) relative, where "
         "\\(u\\) is the roundoff of the dtype, \\(u'\\) that of the solution's dtype (float64 for "
         "`'safe'`), and \\(\\kappa\\) the condition number of \\(G + \\lambda I\\); "
-        "other states: exact (bitwise)",
+        "derivatives 1e-12; other states: exact (bitwise)",
         "Where v is near the span of a large U, the identity subtracts nearly equal terms, and loses "
         "as many digits as a dense solution does.",
         "U of size 0 to 1e6, with and without damping, a velocity along U among others, against 50 "
@@ -490,7 +491,7 @@ CLAUSES: tuple[Clause, ...] = (
         "exact (bitwise)",
         "",
         "Four steps of AdamW with weight decay; notes and published semantics, blocks and the "
-        "recurrent path.",
+        "recurrent path; float64, float32 and bfloat16 autocast.",
         DRM,
     ),
     Clause(
