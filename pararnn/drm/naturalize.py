@@ -139,7 +139,9 @@ def work_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
 def solve_spd(matrix: Tensor, right: Tensor) -> Tensor:
     """Rows ``x`` of ``right (..., m, n)`` solved: ``matrix · x``, positive definite."""
     rows("right", right, matrix.shape[:-2], matrix.shape[-1])
-    return torch.cholesky_solve(right.mT, cholesky(matrix)).mT
+    factor = cholesky(matrix)
+    half = torch.linalg.solve_triangular(factor, right.mT, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True).mT
 
 
 def cholesky(matrix: Tensor) -> Tensor:
