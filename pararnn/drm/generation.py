@@ -1,8 +1,10 @@
 """Reading and writing token by token: prefill and decode agree with the whole forward.
 
-A state can be taken up at the end of a block only, since a block's geometry and its mixer start
-there. A :class:`Stream` keeps that state and the tokens of the open block, which is computed anew
-for each token: at most one block of work a token, however long the text.
+A state can be taken up at the end of a block only, since a block's geometry, its mixer and its
+memory's first input start there. A :class:`Stream` keeps that state and the tokens of the open block,
+which is computed anew for each token: at most one block of work a token, however long the text.
+Without mixer and memory the recurrence can be taken up wherever its geometry is new: with an interval
+of 1, one step of work a token.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .config import DRMConfig
 from .model import DRM, DRMState
 
 
@@ -25,7 +28,7 @@ class Stream:
     Attributes
     ----------
     state
-        After the last whole block.
+        At the last place where the text can be taken up, as after a whole block.
     open
         Tokens after it, ``(B, j)``, fewer than a block.
     """
@@ -74,7 +77,7 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
         raise ValueError(f"read: tokens: got shape {tuple(tokens.shape)}, expected (B, T).")
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise TypeError(f"read: tokens: got {tokens.dtype}, expected integers.")
-    _resumable(model)
+    every = _resume_every(model.config)
     if stream is None:
         stream = start_stream(model, tokens.shape[0])
     if stream.open.shape[0] != tokens.shape[0]:
@@ -83,8 +86,7 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
             "expected as many."
         )
     pending = torch.cat([stream.open, tokens.to(stream.open)], 1)
-    block = model.config.block_length
-    whole = pending.shape[1] // block * block if block else 0
+    whole = pending.shape[1] // every * every if every else 0
     logits, state = [], stream.state
     if whole:
         out = model(pending[:, :whole], state)
@@ -179,14 +181,20 @@ def _evaluation(model: DRM) -> Iterator[None]:
         model.train(training)
 
 
-def _resumable(model: DRM) -> None:
-    """Geometry that is kept over several flow steps has to be new where a block starts."""
-    c = model.config
-    if c.path != "recurrent" or c.geometry_interval == 1:
-        return
-    if c.block_length * c.flow_steps % c.geometry_interval:
+def _resume_every(c: DRMConfig) -> int:
+    """Tokens from one place where a text can be taken up to the next; 0: at its start only.
+
+    Geometry that is kept over several flow steps has to be new there.
+    """
+    if c.path == "block":
+        return c.block_length
+    fresh = c.geometry_interval // math.gcd(c.geometry_interval, c.flow_steps)
+    if not (c.mixer or c.memory):
+        return fresh
+    if c.block_length % fresh:
         raise NotImplementedError(
             f"read: got geometry_interval={c.geometry_interval} and blocks of {c.block_length} "
             f"tokens with {c.flow_steps} flow steps each, expected blocks of whole intervals; "
             "change block_length."
         )
+    return c.block_length

@@ -48,7 +48,7 @@ class Rollout:
 
     def _tokens(self, values: Sequence[Tensor | None]) -> Tensor | None:
         points = _points(values, 0)
-        if points is None or set(self.counts) == {1}:
+        if points is None or set(self.counts) <= {1}:
             return points
         spread = zip(points.split(1, 1), self.counts, strict=True)
         return torch.cat([v.expand(-1, n) for v, n in spread], 1)

@@ -19,6 +19,7 @@ RECURRENT = {
     "refinement_layers": 0,
     "block_carry": "base",
 }
+BARE = {"mixer": False, "memory": False}  # nothing starts with a block
 
 
 def build(name="J", published=False, **changes):
@@ -58,6 +59,8 @@ def test_pieces_are_the_whole(name, published, sizes):
     [
         RECURRENT,
         {**RECURRENT, "geometry_interval": 2},
+        {**RECURRENT, **BARE, "geometry_interval": 6, "flow_steps": 4, "block_length": 5},
+        {**RECURRENT, "path": "parallel", "truncation": 0},
         {**RECURRENT, "flow_steps": 2, "geometry_interval": 4},
         {"block_length": 0},
         {**RECURRENT, "block_length": 0, "geometry_interval": 3},
@@ -94,6 +97,18 @@ def test_open_block_stays_short():
         with torch.no_grad():
             _, stream = read(model, text(1, 1), stream)
         assert stream.open.shape[1] < TINY["block_length"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"), [({}, 1), ({"geometry_interval": 6, "flow_steps": 4}, 3)]
+)
+def test_the_bare_recurrence_keeps_no_block(changes, steps):
+    """A step of work a token: what is open is shorter than an interval, whatever the block."""
+    model, stream = build("J", **{**RECURRENT, **BARE, "block_length": 0, **changes}), None
+    for t in range(1, 8):
+        with torch.no_grad():
+            _, stream = read(model, text(1, 1), stream)
+        assert stream.open.shape[1] == t % steps
 
 
 @pytest.mark.parametrize("changes", [{}, RECURRENT], ids=["block", "recurrent"])
