@@ -240,11 +240,17 @@ def _shown(name: str) -> str:
 
 
 def _registered(name: str) -> str:
+    from .cards import find_part
     from .cells import cell_names, get_cell
 
     try:
         get_cell(name)
     except KeyError:
+        if find_part(name):
+            raise Problem(
+                f"got {name!r}, a part of the DRM, expected a cell. From a clone, 'pytest "
+                "conformance --cell DRM' checks the DRM."
+            ) from None
         raise Problem(
             f"got cell {name!r}, expected one of {', '.join(cell_names())}, or module:factory for "
             "a cell of your own."

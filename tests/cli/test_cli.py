@@ -99,6 +99,7 @@ def test_verify_fails_with_status_1(capsys, monkeypatch):
         (("show", "examples.elman:nothing"), "has no 'nothing'"),
         (("show", "torch:nn"), "got module, expected a function"),
         (("verify", "ParaLSTM9"), "got cell 'ParaLSTM9'"),
+        (("verify", "SelectiveMemory"), "a part of the DRM, expected a cell"),
         (("verify", "ParaGRU[head]", "--width", "7"), "got 2 heads for d_h=7"),
         (("verify", "examples.elman:Elman"), "expected a factory that needs no arguments"),
         (("verify", "examples.elman:elman"), "got Spec, expected a factory"),

@@ -152,7 +152,7 @@ def test_a_fragment_says_what_it_lacks():
 
 
 def test_recurrences_are_linear_and_fragments_have_no_jacobian():
-    assert block.DISPLACEMENT.jacobian_latex() == [r"\dot{s}_t = \dot{s}_{t-1}"]
+    assert block.DISPLACEMENT.jacobian_latex() == [r"\dot{p}_t = \dot{p}_{t-1}"]
     assert memory.RECURRENCE.jacobian_latex() == [r"\dot{m}_t = f_t \odot \dot{m}_{t-1}"]
 
 

@@ -12,12 +12,12 @@ from .part import NOTES, Formula, Part
 from .switches import switches
 
 with Spec("block path", axes=("n",)) as DISPLACEMENT:
-    _s = DISPLACEMENT.state("s")
+    _p = DISPLACEMENT.state("p")
     (_u_c,) = DISPLACEMENT.drives("u_c", of="y")
     (_a,) = DISPLACEMENT.params("a")
     (_dt,) = DISPLACEMENT.constants("dt", axes=())
     _c = DISPLACEMENT.let("c", tanh(_u_c))
-    DISPLACEMENT.next(_s, _s + _dt * _a * _c)
+    DISPLACEMENT.next(_p, _p + _dt * _a * _c)
 
 BLOCK = Part(
     name="block_states",
@@ -36,7 +36,7 @@ BLOCK = Part(
         Symbol("L", "scalar", "block_length"),
         Symbol("y_t", "(B, hidden_size)", "features of z_b and the token"),
         Symbol("c_t", "(B, n_directions)", "coefficients of the directions"),
-        Symbol("s_t", "(B, n_directions)", "displacement along each direction, 0 at the start"),
+        Symbol("p_t", "(B, n_directions)", "displacement along each direction, 0 at the start"),
         Symbol(
             "a, V", "(B, n_directions), (B, n_directions, d_state)", "gates and directions at z_b"
         ),
@@ -58,7 +58,7 @@ BLOCK = Part(
         Formula("carry", r"z_{b+1} = \tilde{z}_{b,L}"),
         DISPLACEMENT,
         Formula("naturalization", r"N = (1 - s) I + s (G(z_b) + \lambda I)^{-1}"),
-        Formula("span", r"\tilde{z}_{b,t} = \mathrm{Bnd}(z_b + N V^\top s_t)"),
+        Formula("span", r"\tilde{z}_{b,t} = \mathrm{Bnd}(z_b + N V^\top p_t)"),
         Formula(
             "mixer",
             r"\bar{z}_{1:L} = \tilde{z}_{1:L} + \eta_{\mathrm{mix}} "
@@ -69,9 +69,11 @@ BLOCK = Part(
     update="base",
     structure=("linear", "diag"),
     path="cumulative sum",
-    parallel_path="Within a block everything is one batch and one cumulative sum; blocks come one "
-    "after the other. With directions a block moves along n fixed vectors, so its state is one "
-    "number a direction, and that recurrence is linear.",
+    parallel_path="Within a block everything is one batch and one cumulative sum; base states of "
+    "blocks come one after the other. With block_carry='base' the corrections of all blocks run at "
+    "once. With directions a block moves along n fixed vectors, so its state is one "
+    "number a direction, and that recurrence is linear; its size is below, with d_h for "
+    "n_directions.",
     numerics="With one token a block is the recurrent step, bit for bit. The gap to the recurrent "
     "path grows with the length of the block and with dt; block_gap measures it.",
     not_claimed=(
@@ -101,7 +103,8 @@ BLOCK = Part(
             "With path='recurrent' mixer, token residual and memory correct the recurrent states, "
             "block by block",
             "the published system ignores them there",
-            "a model can be trained on one path and compared with the other",
+            "a model can be trained on one path and compared with the other; block_carry='final' is an "
+            "error there, as the recurrence carries its own state",
             "drm-model",
         ),
         Deviation(

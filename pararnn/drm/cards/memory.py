@@ -82,7 +82,7 @@ MEMORY = Part(
     structure=("linear", "diag"),
     path="linear scan",
     parallel_path="One affine scan over time, one number a channel. The gates see states without "
-    "the memory, so they are known before it starts.",
+    "the memory, so they are known before it starts. d_h is d_state here.",
     numerics="Affine maps are composed; nothing is divided by a product of gates, so gates near 0 "
     "are as exact as others. Under half precision gates, candidate and memory are in float32.",
     not_claimed=(

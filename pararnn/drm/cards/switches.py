@@ -41,7 +41,7 @@ _ROWS = (
     ),
     Switch(
         "evaluation_strength",
-        "evaluation uses the strength of the last training step",
+        "evaluation uses the strength of the last training step, the full one if there was none",
         "evaluation uses the full strength",
         "none after the warm-up; before, the published system evaluates with a strength that no "
         "training step had",
