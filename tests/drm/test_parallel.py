@@ -101,6 +101,7 @@ def test_the_model_of_the_recurrent_path(changes, corrections):
         options = {"parallel_window": 8, "parallel_corrections": corrections}
         module = DRM(config.changed(path=path, **options, parallel_certify=True)).double()
         out = module(tokens[:, :-1], trace=True)
+        assert torch.equal(module(tokens[:, :-1]).logits, out.logits)
         loss = drm_loss(out, tokens[:, 1:], config, weights).total
         loss.backward()
         found[path] = out, loss, {n: p.grad for n, p in module.named_parameters()}

@@ -54,6 +54,16 @@ def test_states_and_gradients(kind, window, cap):
     assert (-1 in found.backward) == (cap == 3)
 
 
+def test_states_that_nothing_looks_at():
+    """Cotangents of 0 settle at once, and cotangents settle whatever their size."""
+    module, (z, e) = dynamics(), problem()
+    found = sweep_states(module, z, e, 0.4)
+    (1e-30 * found.states[0]).sum().backward()
+    assert 1 < found.backward[0] < 15
+    assert z.grad[0].abs().max() > 0
+    assert not z.grad[1:].any()
+
+
 def test_each_correction_makes_one_more_state_exact():
     module, (z, e) = dynamics(dt=2.0), problem()
     want = recurrent_states(module, z, e, 0.4).states
@@ -75,7 +85,7 @@ def test_the_first_correction_is_the_block_path():
 
 
 @pytest.mark.parametrize("kind", ["directions", "direct", "strong"])
-@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("window", [0, 5, 16])
 @pytest.mark.parametrize("tol", [1e-4, 1e-8])
 def test_error_bound(kind, window, tol):
     module, (z, e) = dynamics(**KINDS[kind]), problem()
@@ -83,7 +93,9 @@ def test_error_bound(kind, window, tol):
         want = recurrent_states(module, z, e, 0.4).states
         found = sweep_states(module, z, e, 0.4, window=window, tol=tol, certify=True)
     error = float((found.states - want).abs().max())
-    assert 0 < error <= found.error_bound <= 2.5 * error
+    rounding = 1e-14  # what is left of windows that became exact
+    assert error <= found.error_bound + rounding
+    assert found.error_bound <= 2.5 * error + rounding
     assert sweep_states(module, z, e, 0.4, tol=tol).error_bound is None
 
 
@@ -106,10 +118,10 @@ def test_later_tokens_and_other_rows_change_no_bit():
     e = 1e-2 * e.detach()
     options = {"window": 16, "max_corrections": 8, "tol": 1e-7}
     whole = sweep_states(module, z, e, 0.4, **options)
-    for cut in (1, 9, 16, 20):
+    for cut, value in ((1, 1.0), (9, 1.0), (9, torch.nan), (16, 1.0), (20, torch.nan)):
         other = e.clone()
-        other[:, cut:] = 20 * normal(3, 33 - cut, 5, seed=9)
-        other[2] = 20 * normal(33, 5, seed=10)
+        other[:, cut:] = 20 * value * normal(3, 33 - cut, 5, seed=9)
+        other[2] = 20 * value * normal(33, 5, seed=10)
         found = sweep_states(module, z, other, 0.4, **options)
         assert found.corrections != whole.corrections
         assert torch.equal(found.states[:2, :cut], whole.states[:2, :cut])
