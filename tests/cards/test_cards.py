@@ -114,7 +114,9 @@ def test_symbols_and_shapes():
     assert shape("(d_h, d_in), (d_h,)") == "`(d_h, d_in)`, `(d_h,)`"
 
 
-@pytest.mark.parametrize("name", sorted({name.partition("[")[0] for name in cell_names()}))
+@pytest.mark.parametrize(
+    "name", [*sorted({name.partition("[")[0] for name in cell_names()}), *part_names()]
+)
 @pytest.mark.parametrize("width", [80, 100])
 def test_text_fits_its_width(name, width):
     free = re.compile(r"[=@{}_]|^[A-Za-z*,_ ]+\(")  # equations, code, BibTeX and shapes stay whole
@@ -232,7 +234,7 @@ def test_every_formula_is_valid(tmp_path):
     docs_hook = pytest.importorskip("docs_hook")
     if docs_hook.missing():
         pytest.skip(docs_hook.missing())
-    page = "".join(card_markdown(s) for s in ("ParaGRU", "ParaM2RNN", PEEPHOLE))
+    page = "".join(card_markdown(s) for s in ("ParaGRU", "ParaM2RNN", PEEPHOLE, *part_names()))
     page = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     found = [(tex, False) for tex in re.findall(r"\\\((.+?)\\\)", page)]
     found += [(tex, True) for tex in re.findall(r"\\\[\s(.+?)\\\]", page, re.DOTALL)]

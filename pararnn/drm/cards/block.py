@@ -37,9 +37,8 @@ BLOCK = Part(
         Symbol("y_t", "(B, hidden_size)", "features of z_b and the token"),
         Symbol("c_t", "(B, n_directions)", "coefficients of the directions"),
         Symbol("p_t", "(B, n_directions)", "displacement along each direction, 0 at the start"),
-        Symbol(
-            "a, V", "(B, n_directions), (B, n_directions, d_state)", "gates and directions at z_b"
-        ),
+        Symbol("a", "(B, n_directions)", "gates at z_b"),
+        Symbol("V", "(B, n_directions, d_state)", "directions at z_b, one a row"),
         Symbol("N", "(B, d_state, d_state)", "naturalization at z_b, never formed"),
         Symbol(r"\mathrm{Bnd}", "function", "the bound of the flow's card"),
         Symbol(r"\bar{z}_t, z'_t", "(B, d_state)", "after the mixer, and after the token residual"),
@@ -74,7 +73,8 @@ BLOCK = Part(
     "once. With directions a block moves along n fixed vectors, so its state is one "
     "number a direction, and that recurrence is linear; its size is below, with d_h for "
     "n_directions.",
-    numerics="With one token a block is the recurrent step, bit for bit. The gap to the recurrent "
+    numerics="With one token a block is the recurrent step, bit for bit, if increments are not "
+    "bounded by themselves. The gap to the recurrent "
     "path grows with the length of the block and with dt; block_gap measures it.",
     not_claimed=(
         "Block states are not those of the recurrent path. Causality holds for both, and says "

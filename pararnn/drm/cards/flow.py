@@ -94,8 +94,8 @@ FLOW = Part(
         "The sum of the gates, dimD, is no rank: not that of the metric, which is d_state, and not "
         "the formal rank of a degenerate one (section 2).",
         "Directions are not orthogonal, and not independent in general (section 2).",
-        "Soft gates are never 0, so the span of the directions with open gates is the span of all; "
-        "and only the raw velocity is in it: naturalization leaves it.",
+        "Soft gates are never 0, so without gate_top_k the span of the directions with open gates is "
+        "that of all; and only the raw velocity is in it: naturalization leaves it.",
         "That directions help is not claimed: the published comparison of J with J_NO_DIRECTION "
         "favours the latter, and their step sizes differ.",
     ),
