@@ -189,7 +189,7 @@ class DRMConfig:
     path: str = "block"
     block_length: int = 64
     parallel_window: int = 64
-    parallel_corrections: int = 32
+    parallel_corrections: int = 16
     parallel_tolerance: float = 0.0
     parallel_certify: bool = False
     geometry_interval: int = 1

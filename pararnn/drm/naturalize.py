@@ -169,5 +169,5 @@ def _published(metric: Metric, v: Tensor, damping: float) -> Tensor:
     if not u.shape[-1]:
         return y
     inverse = damped.reciprocal().to(dtype).unsqueeze(-2)
-    alpha = torch.linalg.solve(_inner(u, inverse), (y.to(dtype) @ u).mT).mT
+    alpha = torch.linalg.solve_ex(_inner(u, inverse), (y.to(dtype) @ u).mT).result.mT
     return y - ((alpha @ u.mT) * inverse).to(v.dtype)
