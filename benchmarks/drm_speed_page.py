@@ -52,11 +52,13 @@ def checks_table(found: Found) -> str:
 def train_table(found: Found) -> str:
     lines = []
     for row in done(found["train"]):
-        fastest = max(row[how]["tokens/s"] for how in ("eager", "graph"))
+        ways = [way for way in ("eager", "graph") if way in row]
         lines.append([
             f"`{row['variant']}`", row["preset"], row["precision"], by(row["shape"]),
-            f"{row['parameters'] / 1e6:.1f}", ms(median(row, "eager")), captured(row, "graph"),
-            f"{fastest:,}", f"{row.get('peak', 0) / 2**30:.2f}",
+            f"{row['parameters'] / 1e6:.1f}", ms(median(row, "eager")),
+            captured(row, "graph") if "graph" in ways else "–",
+            f"{max(row[way]['tokens/s'] for way in ways):,}",
+            f"{row.get('peak', 0) / 2**30:.2f}",
         ])  # fmt: skip
     head = ["Variant", "semantics", "precision", "B×T", "million parameters", "eager", "graph",
             "tokens/s", "GiB"]  # fmt: skip
@@ -96,13 +98,14 @@ def rollout_table(found: Found) -> str:
         loop = median(row, "loop")
         for window, one in row["windows"].items():
             lines.append([
-                *problem(row), by(row["shape"]), str(window), str(one["corrections"]),
-                str(one["looped"]), ms(loop), ms(median(one, "time")),
+                *problem(row), by(row["shape"]), f"{row['norm']:.1f}", str(window),
+                str(one["corrections"]), str(one["looped"]), ms(loop), ms(median(one, "time")),
                 f"{loop / median(one, 'time'):.1f}", small(one["error"]),
                 small(one["error_bound"]),
             ])  # fmt: skip
-    head = ["Variant", "weights", "dt", "B×T", "window", "corrections", "windows in the loop",
-            "loop", "parallel", "times as fast", "error", "bound"]  # fmt: skip
+    head = ["Variant", "weights", "dt", "B×T", "largest norm", "window", "corrections",
+            "windows in the loop", "loop", "parallel", "times as fast", "error",
+            "bound"]  # fmt: skip
     return table("The recurrence, solved in parallel", head, lines, left=4)
 
 
@@ -138,6 +141,9 @@ def provenance(found: Found) -> str:
         f"{found['cuda']}, {found['date']}; `{found['command']}`; {found['seconds']:.0f} s in all, "
         f"of revision `{found['revision']}`. Times in milliseconds.\n"
     )
+    for row in found.get("trained", []):
+        first, last = row["nats"]
+        text += f"\nTrained weights of `{row['variant']}`: from {first} to {last} nats a byte.\n"
     if lost:
         cases = ", ".join(f"`{case}`" for case in lost).replace("'", "")
         text += f"\n{len(lost)} cases raised and have no numbers: {cases}.\n"

@@ -13,9 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TIME = {"median": 2.0, "how": "graph"}
 WHERE = {"variant": "J", "weights": "trained", "dt": 0.08, "shape": [2, 512]}
 ROWS = {
+    "train": {"variant": "J", "preset": "published", "precision": "bfloat16", "shape": [16, 512],
+              "parameters": 126_080_896, "eager": TIME | {"tokens/s": 4096}, "peak": 2**30},
     "gap": WHERE | {"gap": {"4": 0.0125, "512": 0.5}},
     "rollout": WHERE
     | {
+        "norm": 3.24,
         "loop": {"median": 40.0},
         "windows": {
             "16": {"corrections": 9, "looped": 1, "time": {"median": 10.0}, "error": 3e-7,
@@ -50,10 +53,11 @@ def test_tables_follow_from_the_results(script):
 @pytest.mark.parametrize(
     ("section", "line"),
     [
+        ("train", "| `J` | published | bfloat16 | 16×512 | 126.1 | 2.00 | – | 4,096 | 1.00 |"),
         ("gap", "| `J` | trained | 0.08 | 0.013 | 0.500 |"),
         (
             "rollout",
-            "| `J` | trained | 0.08 | 2×512 | 16 | 9 | 1 | 40.0 | 10.0 | 4.0 | 3e-07 | – |",
+            "| `J` | trained | 0.08 | 2×512 | 3.2 | 16 | 9 | 1 | 40.0 | 10.0 | 4.0 | 3e-07 | – |",
         ),
         ("gradient", "| `J` | trained | 0.08 | 2×512 | 5 | 4 | 30.0 | 20.0 | 1.5 | 2e-06 |"),
         ("compile", "| `J` | bfloat16 | 16×512 | 12 s | 2.00 | 4,096 | 1e-04 |"),
@@ -65,7 +69,9 @@ def test_lines(script, section, line):
 
 def test_what_was_not_measured_is_said(script):
     found = json.loads(script.newest().read_text(encoding="utf-8"))
+    found["trained"] = [{"variant": "J", "nats": [5.5, 2.5]}]
     found["gap"] = [{"case": "('J', 0.1)", "exception": "Traceback"}]
     made = {target.stem: text for target, text in script.outputs(found)}
     assert made["drm_speed_gap"] == "Not measured in this run.\n"
     assert "`(J, 0.1)`" in made["drm_speed_provenance"]
+    assert "`J`: from 5.5 to 2.5 nats a byte" in made["drm_speed_provenance"]
