@@ -54,7 +54,7 @@ class Sweeps:
         loop was differentiated instead. Empty before the backward pass.
     """
 
-    states: Tensor
+    states: Tensor = field(repr=False)
     corrections: tuple[int, ...]
     looped: tuple[bool, ...]
     error_estimate: float
@@ -113,8 +113,16 @@ def sweep_states(
     ValueError
         If a step would depend on more than its state and token: geometry that is kept for several
         steps, a graph that is cut, or dropout in training.
+    NotImplementedError
+        Under a transform of ``torch.func``.
     """
     require_plain_steps(dynamics)
+    params = list(dynamics.parameters())
+    if not torch.compiler.is_compiling() and any(map(_transformed, (z, e, *params))):
+        raise NotImplementedError(
+            "sweep_states: got tensors of a torch.func transform, expected plain ones; use "
+            "path='recurrent' there, or torch.autograd.grad."
+        )
     autocast = _Autocast(e.device)
     dtype = autocast.dtype if autocast.enabled else z.dtype
     plan = _Plan(
@@ -125,7 +133,7 @@ def sweep_states(
         tol or TOLERANCE.get(dtype, HALF_TOLERANCE),
     )
     report = _Report()
-    states = cast(Tensor, _Solve.apply(plan, report, z, e, *dynamics.parameters()))
+    states = cast(Tensor, _Solve.apply(plan, report, z, e, *params))
     return Sweeps(
         states,
         tuple(report.corrections),
@@ -160,6 +168,10 @@ def require_plain_steps(dynamics: DRMDynamics) -> None:
             f"dropout: got {c.dropout} in training, expected 0; a step is taken several times and "
             "must be found alike."
         )
+
+
+def _transformed(value: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 class Steps(nn.Module):

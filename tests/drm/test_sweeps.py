@@ -189,6 +189,17 @@ def test_no_second_derivative():
         torch.autograd.grad(states.sum(), z, create_graph=True)
 
 
+def test_no_transform_of_torch_func():
+    module, (z, e) = dynamics(), problem()
+    with pytest.raises(NotImplementedError, match="sweep_states: got tensors of a"):
+        torch.func.grad(lambda x: sweep_states(module, x, e, 0.4).states.sum())(z)
+
+
+def test_a_report_is_short():
+    module, (z, e) = dynamics(), problem()
+    assert "tensor" not in repr(sweep_states(module, z, e, 0.4))
+
+
 def test_empty_and_errors():
     for shape in ((2, 0), (0, 3)):
         z = normal(shape[0], 7).requires_grad_()
