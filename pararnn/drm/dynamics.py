@@ -147,9 +147,15 @@ class DRMDynamics(nn.Module):
         Tensor
             ``(B, d_state)``.
         """
+        s = self.config.naturalization_strength if strength is None else strength
+        return bound_state(self.unbounded_step(z, e, s), self.radius)
+
+    def unbounded_step(self, z: Tensor, e: Tensor, strength: float) -> Tensor:
+        """What :meth:`step` bounds at its end."""
         c = self.config
-        s = c.naturalization_strength if strength is None else strength
-        for _ in range(c.flow_steps):
-            v = self.velocity(self.geometry(z, metric=s != 0), z, e.unsqueeze(-2), s).squeeze(-2)
-            z = bound_state(z + c.dt * v, self.radius)
+        for taken in range(c.flow_steps):
+            z = bound_state(z, self.radius) if taken else z
+            geometry = self.geometry(z, metric=strength != 0)
+            v = self.velocity(geometry, z, e.unsqueeze(-2), strength).squeeze(-2)
+            z = z + c.dt * v
         return z

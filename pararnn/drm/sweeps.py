@@ -1,10 +1,14 @@
 """The recurrent path by repeated sweeps, each one batch of velocities and one linear scan.
 
-The step is near the identity, ``z ↦ Bnd(z + dt v)``, so the Jacobian of the bound alone, without
-that of the velocity, makes a good correction: no derivative of a network is taken. Without a bound
-this is Picard's iteration for an integral equation, ``z_t = z_0 + Σ dt v(z_{j-1})``, whose first
-sweep from a constant guess is the block path of the notes over the whole window. The cotangents
-solve a linear recurrence backwards in time, by the same sweeps.
+The step is ``z ↦ Bnd(z + dt v)``, so the Jacobian of the bound alone, without that of the velocity,
+makes a good correction: no derivative of a network is taken. Without a bound this is Picard's
+iteration for an integral equation, ``z_t = z_0 + Σ dt v(z_{j-1})``, whose first sweep from a constant
+guess is the block path of the notes over the whole window. The cotangents solve a linear recurrence
+backwards in time, by the same sweeps.
+
+Where the bound clips the norm, its Jacobian is ``D (I - u uᵀ)``: D the slopes of clip and tanh, u the
+unit vector along the state, in which a change is lost. A recurrence of such maps is one linear scan
+for D and a triangular system for what is lost, of one number a step.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import _checks as checks
 from ..scan import linear_scan
+from .bound import bound_state
 from .dynamics import DRMDynamics
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6}
@@ -81,7 +86,7 @@ def sweep_states(
     r"""States of the recurrent path by quasi-Newton corrections from constant guesses.
 
     With mismatches \(r_t = f(z_{t-1}, e_t) - z_t\), corrections solve
-    \(\Delta_t = a_t\,\Delta_{t-1} + r_t\), where \(a_t\) is the diagonal of the bound's slope, 1
+    \(\Delta_t = A_t\,\Delta_{t-1} + r_t\), where \(A_t\) is the Jacobian of the bound, the identity
     without one. A state settles when it and all before it are within the tolerance, so what comes
     later, and other sequences of the batch, do not change it. After k corrections the first k states
     of a window are those of the loop.
@@ -98,8 +103,8 @@ def sweep_states(
     strength
         Of naturalization.
     window
-        Tokens that are solved for at once, each window from the last state of the one before. 0: the
-        whole sequence.
+        Tokens that are solved for at once, each window from the last state of the one before; memory
+        grows with its square. 0: the whole sequence.
     max_corrections
         Of a window, before the loop takes over. 0: as many as it has tokens, which always suffices.
     tol
@@ -176,7 +181,7 @@ def _transformed(value: Tensor) -> bool:
 
 class Steps(nn.Module):
     """The dynamics' step, from states and tokens of any leading shape, at a given strength of
-    naturalization."""
+    naturalization; called, what the step bounds at its end."""
 
     def __init__(self, dynamics: DRMDynamics, strength: float):
         super().__init__()
@@ -184,9 +189,68 @@ class Steps(nn.Module):
         self.state_shape = dynamics.state_shape
 
     def forward(self, z: Tensor, e: Tensor) -> Tensor:
-        return self.dynamics.step(z, e, self.strength)
+        return self.dynamics.unbounded_step(z, e, self.strength)
 
-    step = forward
+    def step(self, z: Tensor, e: Tensor) -> Tensor:
+        return self.bounded(self(z, e))
+
+    def bounded(self, z: Tensor) -> Tensor:
+        return bound_state(z, self.dynamics.radius)
+
+    def slopes(self, z: Tensor) -> _Slopes:
+        """The bound's Jacobians at states ``z (B, T, d)``."""
+        radius = self.dynamics.radius
+        if radius is None:
+            return _Slopes(torch.ones_like(z), None, None)
+        norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
+        clip = radius / norm
+        diagonal = (1 - torch.tanh(z * clip / radius).square()) * clip
+        lost = torch.where(norm > radius, z / norm, 0.0)
+        return _Slopes(diagonal, lost, diagonal * lost)
+
+
+class _Slopes(NamedTuple):
+    """Matrices ``D - y wᵀ`` of every step, each ``(B, T, d)``; without ``w`` and ``y``, ``D``."""
+
+    diagonal: Tensor
+    w: Tensor | None
+    y: Tensor | None
+
+    def to(self, dtype: torch.dtype) -> _Slopes:
+        w, y = (None if x is None else x.to(dtype) for x in (self.w, self.y))
+        return _Slopes(self.diagonal.to(dtype), w, y)
+
+    def adjoint(self) -> _Slopes:
+        """Their transposes for the steps backwards in time: the last step has none after it."""
+
+        def turned(x: Tensor | None) -> Tensor | None:
+            return None if x is None else _before(torch.zeros_like(x[:, 0]), x.flip(1))
+
+        return _Slopes(cast(Tensor, turned(self.diagonal)), turned(self.y), turned(self.w))
+
+    def carried(self, b: Tensor) -> Tensor:
+        """States of ``x_t = (D_t - y_t w_tᵀ) x_{t-1} + b_t``, from zero.
+
+        With ``α_t = w_tᵀ x_{t-1}``, x is a scan of ``b - y α``, and α solves a triangular system. In
+        that system alone, products of D are taken as those of its mean.
+        """
+        x = cast(Tensor, linear_scan(self.diagonal, b))
+        if self.w is None or self.y is None:
+            return x
+        with checks.full_precision(b.device):
+            first = torch.zeros_like(b[:, 0])
+            seen = (self.w * _before(first, x)).sum(-1, keepdim=True)
+            mean = self.diagonal.mean(-1).clamp(min=torch.finfo(b.dtype).tiny).log().cumsum(1)
+            since = _before(first[:, 0], mean).unsqueeze(2) - mean.unsqueeze(1)
+            system = (self.w @ self.y.mT * since.clamp(max=0).exp()).tril(-1)
+            # What is not finite reaches later states through the scan, and no earlier ones.
+            alpha = torch.linalg.solve_triangular(
+                system.nan_to_num(0.0, 0.0, 0.0),
+                seen.nan_to_num(0.0, 0.0, 0.0),
+                upper=False,
+                unitriangular=True,
+            )
+        return cast(Tensor, linear_scan(self.diagonal, b - self.y * alpha))
 
 
 class _Autocast:
@@ -229,40 +293,35 @@ class _Settled(NamedTuple):
 
 
 def _sweep(
-    mismatch: Callable[[Tensor], tuple[Tensor, Tensor]],
+    mismatch: Callable[[Tensor], tuple[Tensor, _Slopes]],
     guess: Tensor,
     floor: Tensor,
     tol: float,
     cap: int,
-    *,
-    reverse: bool = False,
 ) -> _Settled:
-    """Correct ``guess (B, T, d)`` until it settles.
+    """Correct ``guess (B, T, d)``, values that depend on those before them, until it settles.
 
     Parameters
     ----------
     mismatch
-        Mismatches of some values, and coefficients of the scan that carries corrections on.
+        Mismatches of some values, and the slopes that carry corrections on.
     floor
         Size that an error is relative to, at least, ``(B, 1)``.
     tol, cap
         Relative error to end at, and largest number of corrections.
-    reverse
-        A value depends on those after it, not before.
     """
 
     def so_far(x: Tensor) -> Tensor:
-        """The largest entry of this step and those it depends on, ``(B, T)``."""
-        size = x.detach().abs().amax(-1)
-        return size.flip(1).cummax(1).values.flip(1) if reverse else size.cummax(1).values
+        """The largest entry up to each step, ``(B, T)``."""
+        return x.detach().abs().amax(-1).cummax(1).values
 
-    values, length = guess, guess.shape[1]
+    values = guess
     settled = torch.zeros(guess.shape[:2], dtype=torch.bool, device=guess.device)
     error = settled.to(guess.dtype)
     last: Tensor | None = None
     for k in range(1, cap + 1):
-        residual, slope = mismatch(values)
-        change = cast(Tensor, linear_scan(slope, residual, reverse=reverse))
+        residual, slopes = mismatch(values)
+        change = slopes.carried(residual)
         size = so_far(change)
         rate = torch.full_like(size, SLOWEST) if last is None else (size / last).nan_to_num(0.0)
         rate, last = rate.clamp(max=SLOWEST), size
@@ -270,8 +329,7 @@ def _sweep(
         scale = torch.maximum(floor, so_far(values)).clamp(min=torch.finfo(size.dtype).tiny)
         left = rate / (1 - rate) * size / scale
         error = torch.where(settled, error, left)
-        exact = slice(length - k, None) if reverse else slice(None, k)
-        error[:, exact] = error[:, exact].where(settled[:, exact], 0.0)
+        error[:, :k] = error[:, :k].where(settled[:, :k], 0.0)  # k states are exact by now
         settled = settled | (error <= tol)
         if bool(settled.all()):
             break
@@ -284,19 +342,13 @@ def _before(start: Tensor, states: Tensor) -> Tensor:
     return torch.cat([start.unsqueeze(1), states[:, :-1]], 1)
 
 
-def _slope(reached: Tensor, before: Tensor, radius: float | None) -> Tensor:
-    """Diagonal of the bound's Jacobian, at the state it returned."""
-    if radius is None:
-        return torch.ones_like(reached)
-    norm = torch.linalg.vector_norm(before, dim=-1, keepdim=True).clamp(min=radius)
-    return (1 - (reached / radius).square()) * (radius / norm)
-
-
-def _looped(step: Callable[[Tensor, Tensor], Tensor], z: Tensor, e: Tensor) -> Tensor:
+def _looped(
+    steps: Steps, unbounded: Callable[[Tensor, Tensor], Tensor], z: Tensor, e: Tensor
+) -> Tensor:
     """States ``(B, T, d)``, one after the other."""
     states = []
     for token in e.unbind(1):
-        z = step(z, token)
+        z = steps.bounded(unbounded(z, token))
         states.append(z)
     return torch.stack(states, 1)
 
@@ -317,13 +369,13 @@ def _errors(plan: _Plan, error: Tensor, start: Tensor, tokens: Tensor, states: T
     """Of a window: ``δ_t = J_t δ_{t-1} + r_t``, from that of its start, with mismatches ``r``."""
     before = _before(start, states)
     reached = plan.steps(before, tokens)
-    residual = (reached - states).to(error.dtype)
-    slope = _slope(reached, before, plan.steps.dynamics.radius).to(error.dtype)
+    residual = (plan.steps.bounded(reached) - states).to(error.dtype)
+    slopes = plan.steps.slopes(reached).to(error.dtype)
 
-    def mismatch(errors: Tensor) -> tuple[Tensor, Tensor]:
+    def mismatch(errors: Tensor) -> tuple[Tensor, _Slopes]:
         tangent = _before(error, errors).to(before.dtype)
-        pushed = torch.func.jvp(lambda x: plan.steps(x, tokens), (before,), (tangent,))[1]
-        return pushed + residual - errors, slope
+        pushed = torch.func.jvp(lambda x: plan.steps.step(x, tokens), (before,), (tangent,))[1]
+        return pushed + residual - errors, slopes
 
     floor = torch.maximum(residual.abs().amax((1, 2)), error.abs().amax(1)).unsqueeze(1)
     return _sweep(mismatch, residual, floor, ROUGH, tokens.shape[1]).values
@@ -348,12 +400,10 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def _window(plan: _Plan, report: _Report, start: Tensor, tokens: Tensor) -> Tensor:
-        radius = plan.steps.dynamics.radius
-
-        def mismatch(states: Tensor) -> tuple[Tensor, Tensor]:
-            before = _before(start, states)
-            reached = plan.steps(before.to(tokens.dtype), tokens).to(before.dtype)
-            return reached - states, _slope(reached, before, radius)
+        def mismatch(states: Tensor) -> tuple[Tensor, _Slopes]:
+            before = _before(start, states).to(tokens.dtype)
+            reached = plan.steps(before, tokens).to(states.dtype)
+            return plan.steps.bounded(reached) - states, plan.steps.slopes(reached)
 
         length = tokens.shape[1]
         guess = start.unsqueeze(1).expand(-1, length, -1)
@@ -363,7 +413,7 @@ class _Solve(torch.autograd.Function):
         if rest:
             states, z = states.clone(), start
             for t in range(length):
-                reached = plan.steps(z.to(tokens.dtype), tokens[:, t]).to(z.dtype)
+                reached = plan.steps.step(z.to(tokens.dtype), tokens[:, t]).to(z.dtype)
                 z = torch.where(found.settled[:, t, None], states[:, t], reached)
                 states[:, t] = z
         report.corrections.append(found.corrections)
@@ -414,34 +464,33 @@ def _pull(
     start, tokens = start.detach().requires_grad_(), tokens.detach().requires_grad_()
     inner = states[:, :-1].detach().requires_grad_()
 
-    def step(z: Tensor, e: Tensor) -> Tensor:
+    def unbounded(z: Tensor, e: Tensor) -> Tensor:
         swapped = dict(zip(names, live, strict=True))
         return cast(Tensor, torch.func.functional_call(plan.steps, swapped, (z, e)))
 
     with torch.enable_grad(), plan.autocast():
-        before = torch.cat([start.unsqueeze(1), inner], 1)
-        reached = step(before, tokens)
-    slope = _slope(reached.detach(), before.detach(), plan.steps.dynamics.radius)
+        moved = unbounded(torch.cat([start.unsqueeze(1), inner], 1), tokens)
+        reached = plan.steps.bounded(moved)
     dtype = checks.state_dtype(g.dtype)
-    onward = torch.cat([slope[:, 1:], torch.zeros_like(slope[:, :1])], 1).to(dtype)
-    wide = g.to(dtype)
+    slopes = plan.steps.slopes(moved.detach()).to(dtype).adjoint()
+    wide = g.to(dtype).flip(1)
 
-    def mismatch(cotangents: Tensor) -> tuple[Tensor, Tensor]:
-        """Of ``λ_t = g_t + J_{t+1}ᵀ λ_{t+1}``."""
+    def mismatch(cotangents: Tensor) -> tuple[Tensor, _Slopes]:
+        """Of ``λ_t = g_t + J_{t+1}ᵀ λ_{t+1}``, backwards in time."""
         (pulled,) = torch.autograd.grad(
-            reached, inner, cotangents.to(reached.dtype), retain_graph=True
+            reached, inner, cotangents.flip(1).to(reached.dtype), retain_graph=True
         )
         residual = wide - cotangents
-        residual[:, :-1] += pulled
-        return residual, onward
+        residual[:, 1:] += pulled.flip(1)
+        return residual, slopes
 
     length = g.shape[1]
     floor = wide.abs().amax((1, 2), keepdim=True).squeeze(-1)
-    found = _sweep(mismatch, wide, floor, plan.tol, plan.most(length), reverse=True)
-    outputs, cotangents, count = reached, found.values.to(reached.dtype), found.corrections
+    found = _sweep(mismatch, wide, floor, plan.tol, plan.most(length))
+    outputs, cotangents, count = reached, found.values.flip(1).to(reached.dtype), found.corrections
     if not bool(found.settled.all()):
         with torch.enable_grad(), plan.autocast():
-            outputs, cotangents, count = _looped(step, start, tokens), g, -1
+            outputs, cotangents, count = _looped(plan.steps, unbounded, start, tokens), g, -1
     report.backward.append(count)
     inputs = [start, tokens, *(p for p in live if p.requires_grad)]
     grads = iter(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True))
