@@ -83,8 +83,8 @@ FLOW = Part(
     structure=("dense",),
     path="sweeps or shooting",
     parallel_path="The recurrent path is a nonlinear recurrence whose Jacobian is dense. With "
-    "path='parallel' it is solved to a tolerance by sweeps, each a batch of velocities and one "
-    "linear scan, with the gradients of the loop; the output says whether they settled, what they "
+    "path='parallel' it is solved to a tolerance by sweeps, each a batch of velocities and a "
+    "linear recurrence of the bound's Jacobian, with the gradients of the loop; the output says whether they settled, what they "
     "cost and how far the states may be off. Multiple shooting solves it too. "
     "The block path approximates it.",
     numerics="Norms of directions are at least 1e-12 where they divide. The bound is a norm clip "
