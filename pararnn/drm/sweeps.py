@@ -197,36 +197,36 @@ class Steps(nn.Module):
     def bounded(self, z: Tensor) -> Tensor:
         return bound_state(z, self.dynamics.radius)
 
-    def slopes(self, z: Tensor) -> _Slopes:
+    def slopes(self, z: Tensor) -> Slopes:
         """The bound's Jacobians at states ``z (B, T, d)``."""
         radius = self.dynamics.radius
         if radius is None:
-            return _Slopes(torch.ones_like(z), None, None)
+            return Slopes(torch.ones_like(z), None, None)
         norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
         clip = radius / norm
         diagonal = (1 - torch.tanh(z * clip / radius).square()) * clip
         lost = torch.where(norm > radius, z / norm, 0.0)
-        return _Slopes(diagonal, lost, diagonal * lost)
+        return Slopes(diagonal, lost, diagonal * lost)
 
 
-class _Slopes(NamedTuple):
+class Slopes(NamedTuple):
     """Matrices ``D - y wᵀ`` of every step, each ``(B, T, d)``; without ``w`` and ``y``, ``D``."""
 
     diagonal: Tensor
     w: Tensor | None
     y: Tensor | None
 
-    def to(self, dtype: torch.dtype) -> _Slopes:
+    def to(self, dtype: torch.dtype) -> Slopes:
         w, y = (None if x is None else x.to(dtype) for x in (self.w, self.y))
-        return _Slopes(self.diagonal.to(dtype), w, y)
+        return Slopes(self.diagonal.to(dtype), w, y)
 
-    def adjoint(self) -> _Slopes:
+    def adjoint(self) -> Slopes:
         """Their transposes for the steps backwards in time: the last step has none after it."""
 
         def turned(x: Tensor | None) -> Tensor | None:
             return None if x is None else _before(torch.zeros_like(x[:, 0]), x.flip(1))
 
-        return _Slopes(cast(Tensor, turned(self.diagonal)), turned(self.y), turned(self.w))
+        return Slopes(cast(Tensor, turned(self.diagonal)), turned(self.y), turned(self.w))
 
     def carried(self, b: Tensor) -> Tensor:
         """States of ``x_t = (D_t - y_t w_tᵀ) x_{t-1} + b_t``, from zero.
@@ -293,7 +293,7 @@ class _Settled(NamedTuple):
 
 
 def _sweep(
-    mismatch: Callable[[Tensor], tuple[Tensor, _Slopes]],
+    mismatch: Callable[[Tensor], tuple[Tensor, Slopes]],
     guess: Tensor,
     floor: Tensor,
     tol: float,
@@ -372,7 +372,7 @@ def _errors(plan: _Plan, error: Tensor, start: Tensor, tokens: Tensor, states: T
     residual = (plan.steps.bounded(reached) - states).to(error.dtype)
     slopes = plan.steps.slopes(reached).to(error.dtype)
 
-    def mismatch(errors: Tensor) -> tuple[Tensor, _Slopes]:
+    def mismatch(errors: Tensor) -> tuple[Tensor, Slopes]:
         tangent = _before(error, errors).to(before.dtype)
         pushed = torch.func.jvp(lambda x: plan.steps.step(x, tokens), (before,), (tangent,))[1]
         return pushed + residual - errors, slopes
@@ -400,7 +400,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def _window(plan: _Plan, report: _Report, start: Tensor, tokens: Tensor) -> Tensor:
-        def mismatch(states: Tensor) -> tuple[Tensor, _Slopes]:
+        def mismatch(states: Tensor) -> tuple[Tensor, Slopes]:
             before = _before(start, states).to(tokens.dtype)
             reached = plan.steps(before, tokens).to(states.dtype)
             return plan.steps.bounded(reached) - states, plan.steps.slopes(reached)
@@ -475,7 +475,7 @@ def _pull(
     slopes = plan.steps.slopes(moved.detach()).to(dtype).adjoint()
     wide = g.to(dtype).flip(1)
 
-    def mismatch(cotangents: Tensor) -> tuple[Tensor, _Slopes]:
+    def mismatch(cotangents: Tensor) -> tuple[Tensor, Slopes]:
         """Of ``λ_t = g_t + J_{t+1}ᵀ λ_{t+1}``, backwards in time."""
         (pulled,) = torch.autograd.grad(
             reached, inner, cotangents.flip(1).to(reached.dtype), retain_graph=True

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pararnn.drm import DRMConfig, DRMDynamics, block_states, recurrent_states, sweep_states
+from pararnn.drm.sweeps import Slopes, Steps
 
 SIZES = {"d_state": 7, "d_token": 5, "hidden_size": 9, "n_directions": 4, "metric_rank": 3}
 KINDS = {
@@ -52,6 +53,60 @@ def test_states_and_gradients(kind, window, cap):
         torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-11)
     assert len(found.backward) == windows
     assert (-1 in found.backward) == (cap == 3)
+
+
+def dense(slopes):
+    """Matrices of every step, ``(B, T, d, d)``."""
+    return torch.diag_embed(slopes.diagonal) - slopes.y.unsqueeze(-1) * slopes.w.unsqueeze(-2)
+
+
+def test_slopes_are_the_bounds_jacobian():
+    steps = Steps(dynamics(), 0.4)
+    z = torch.linspace(0.1, 3.0, 12).double().reshape(3, 4, 1) * normal(3, 4, 7)
+    norms = torch.linalg.vector_norm(z, dim=-1)
+    assert (norms < 2).any() and (norms > 2).any()  # noqa: PT018
+    found = dense(steps.slopes(z))
+    for i in range(3):
+        for t in range(4):
+            want = torch.autograd.functional.jacobian(steps.bounded, z[i, t])
+            torch.testing.assert_close(found[i, t], want)
+
+
+def test_corrections_are_carried_by_slopes_and_their_transposes():
+    """Exact where the diagonal is one number, which the triangular system takes it for."""
+    number = torch.sigmoid(normal(3, 11, 1, seed=4)).expand(-1, -1, 7)
+    slopes = Slopes(number, normal(3, 11, 7, seed=5) / 2, normal(3, 11, 7, seed=6) / 2)
+    b, matrices = normal(3, 11, 7, seed=7), dense(slopes)
+    forward, x = [], torch.zeros(3, 7, dtype=torch.float64)
+    for t in range(11):
+        x = (matrices[:, t] @ x.unsqueeze(-1)).squeeze(-1) + b[:, t]
+        forward.append(x)
+    torch.testing.assert_close(slopes.carried(b), torch.stack(forward, 1))
+    backward, x = [b[:, 10]], b[:, 10]
+    for t in range(9, -1, -1):
+        x = (matrices[:, t + 1].mT @ x.unsqueeze(-1)).squeeze(-1) + b[:, t]
+        backward.append(x)
+    torch.testing.assert_close(slopes.adjoint().carried(b.flip(1)), torch.stack(backward, 1))
+
+
+def test_states_at_the_radius_converge():
+    """All are clipped, so a change along a state is lost in the next step. Sweeps that took it for
+    kept need about as many corrections as there are steps."""
+    module = dynamics(transition="direct", d_state=40, state_radius=1.0, dt=0.3)
+    with torch.no_grad():
+        module.direct.second.bias.copy_(normal(40, seed=3))
+        z, e = normal(2, 40), normal(2, 64, 5, seed=1)
+        z = z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+        want = recurrent_states(module, z, e, 0.4)
+        before = torch.cat([z.unsqueeze(1), want.states[:, :-1]], 1)
+        clipped = torch.linalg.vector_norm(before + 0.3 * want.velocity, dim=-1) > 1
+        assert clipped.all()
+    z = z.requires_grad_()
+    found = sweep_states(module, z, e, 0.4)
+    assert found.corrections[0] < 20
+    found.states.square().sum().backward()
+    assert found.backward[0] < 20
+    torch.testing.assert_close(found.states.detach(), want.states, rtol=1e-11, atol=1e-12)
 
 
 def test_states_that_nothing_looks_at():
