@@ -1,4 +1,4 @@
-"""The recurrent path by repeated sweeps, each one batch of velocities and one linear scan.
+"""The recurrent path by repeated sweeps: a batch of velocities, and a linear recurrence each.
 
 The step is ``z ↦ Bnd(z + dt v)``, so the Jacobian of the bound alone, without that of the velocity,
 makes a good correction: no derivative of a network is taken. Without a bound this is Picard's
