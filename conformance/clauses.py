@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CELL, DRM = "cell", "DRM"
+"""What a clause is about."""
+
 
 @dataclass(frozen=True)
 class Clause:
@@ -17,6 +20,7 @@ class Clause:
     tolerance: str
     why: str
     test: str
+    about: str = CELL
 
     @property
     def id(self) -> str:
@@ -431,6 +435,125 @@ CLAUSES: tuple[Clause, ...] = (
         "The same numbers in another order, as C6 and C8.",
         "The read-out against 50 digits of the Spec; the layer by every method, and step by step. "
         "Other cells: reported as skipped.",
+    ),
+    Clause(
+        35,
+        "drm-model",
+        "The DRM is what the notes say",
+        "The logits of every variant, with the semantics of the notes and with those of the "
+        "published system, are those of the notes' equations written out token by token, with dense "
+        "matrices and without a scan; also on the recurrent path. Every variant has as many "
+        "parameters as published.",
+        "1e-12 relative (float64); parameter counts: exact",
+        "The same numbers in another order; a state is bounded after every step, so errors do not "
+        "grow over the few tokens.",
+        "All variants at tiny sizes, two blocks and a part of one, a short radius and large steps.",
+        DRM,
+    ),
+    Clause(
+        36,
+        "drm-metric",
+        "The metric is positive definite, and solved",
+        "\\(G = \\mathrm{diag}(D) + UU^\\top\\) has no eigenvalue below \\(\\epsilon\\), so its rank "
+        "is the width of the state. The condition bound is above its condition number. Energy and "
+        "coupling are those of the dense matrix. Naturalization by the Woodbury identity is the dense "
+        "solution, for any size of U, and so are its derivatives. A metric that is not finite spoils "
+        "its own state only.",
+        "1e-13 for metric, energy and coupling; solutions \\(u + 16\\,u'\\kappa\\) relative, where "
+        "\\(u\\) is the roundoff of the dtype, \\(u'\\) that of the solution's dtype (float64 for "
+        "`'safe'`), and \\(\\kappa\\) the condition number of \\(G + \\lambda I\\); "
+        "derivatives 1e-12; other states: exact (bitwise)",
+        "Where v is near the span of a large U, the identity subtracts nearly equal terms, and loses "
+        "as many digits as a dense solution does.",
+        "U of size 0 to 1e6, with and without damping, a velocity along U among others, against 50 "
+        "digits.",
+        DRM,
+    ),
+    Clause(
+        37,
+        "drm-span",
+        "Raw velocities lie in the span of the directions",
+        "Without naturalization a velocity is a combination of the directions, whose gates are in "
+        "[0, 1]; so it is if naturalization is solved in the span. Naturalization by the whole metric "
+        "leaves the span. With a basis of q vectors, raw states stay in a space of q dimensions.",
+        "1e-13 of the velocity's length; in-span naturalization 1e-11",
+        "A combination of a few vectors; in the span, one solution with a Gram matrix more.",
+        "The part of a velocity that is orthogonal to all directions, by a QR decomposition.",
+        DRM,
+    ),
+    Clause(
+        38,
+        "drm-ablation",
+        "A metric that nothing uses changes nothing",
+        "J_NO_NATURALIZATION and J_NO_METRIC give the same logits, and after the same training the "
+        "same parameters; the unused metric is left as it was. So the parts draw their first "
+        "parameters independently of each other.",
+        "exact (bitwise)",
+        "",
+        "Four steps of AdamW with weight decay; notes and published semantics, blocks and the "
+        "recurrent path; float64, float32 and bfloat16 autocast.",
+        DRM,
+    ),
+    Clause(
+        39,
+        "drm-paths",
+        "Blocks of one token are the recurrence",
+        "With blocks of one token the block path is the recurrent one. The end of a longer block does "
+        "not depend on the order of its tokens, that of the recurrence does. The parallel path gives "
+        "the states and gradients of the recurrent one. A bounded state stays within the radius.",
+        "blocks of one token: exact (bitwise); order: 1e-13; parallel path: 1e-10, gradients 1e-9",
+        "The order of a sum changes its last digits. The parallel path ends at an estimated error "
+        "near rounding, in steps of this size.",
+        "All variants with base dynamics, large steps, windows of all tokens and of five.",
+        DRM,
+    ),
+    Clause(
+        40,
+        "drm-causality",
+        "No path and no option looks ahead",
+        "Changing tokens from step t on leaves logits, states and base states before t bit for bit "
+        "as they were, and changes the logits at t.",
+        "exact (bitwise)",
+        "As for C15.",
+        "All variants, notes and published; the three paths and some twenty options; cuts inside of "
+        "blocks and between them.",
+        DRM,
+    ),
+    Clause(
+        41,
+        "drm-streaming",
+        "Reading token by token gives the whole",
+        "A text that is read in pieces, a prompt and then token by token, gives the logits of the "
+        "whole, in every variant.",
+        "1e-12 relative",
+        "The same numbers at other shapes.",
+        "A prompt that ends inside of a block, three tokens that reach into the next, and a rest.",
+        DRM,
+    ),
+    Clause(
+        42,
+        "drm-memory",
+        "The memory is its loop, without a division",
+        "The scan of the selective memory equals its loop, and pieces that are carried on equal the "
+        "whole: composing affine maps is associative. Nothing is divided by a product of gates, so "
+        "gates whose product underflows, and gates of exactly 0, are right. "
+        "\\(|m_t| \\le |m_0| + 1/(1 - \\max f)\\).",
+        "1e-13 relative (float64), 1e-6 (float32)",
+        "Every map is a contraction, so errors fade.",
+        "517 steps with gates near 0, near 1 and between; 400 steps with gates of 1e-4.",
+        DRM,
+    ),
+    Clause(
+        43,
+        "drm-terms",
+        "A term of weight zero is not there",
+        "A loss term with weight 0 is not evaluated: a NaN in it reaches neither the loss nor a "
+        "gradient, and parameters that only it would use have no gradient at all, so that weight "
+        "decay leaves them alone. The total is the weighted sum of the other terms.",
+        "exact (bitwise); total 1e-13",
+        "",
+        "A recorded geometry of NaN beside the cross entropy.",
+        DRM,
     ),
 )
 

@@ -14,7 +14,7 @@ import torch
 
 import pararnn
 
-from .clauses import BY_SLUG
+from .clauses import BY_SLUG, DRM
 from .context import Context, Subject
 from .report import Report
 
@@ -31,8 +31,8 @@ SUBJECTS = pytest.StashKey[list[Subject]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "pararnn's numerics contract")
     group.addoption("--cell", action="append", metavar="CELL", help=(
-        "a registered cell ('ParaGRU[diag]') or module:factory of your own; repeatable. "
-        "Default: all registered cells"))  # fmt: skip
+        "a registered cell ('ParaGRU[diag]'), module:factory of your own, or DRM; repeatable. "
+        "Default: all registered cells and the DRM"))  # fmt: skip
     group.addoption("--device", default="cpu", help="device under test, e.g. cuda (default: cpu)")
     group.addoption("--dtype", action="append", choices=list(DTYPES), help=(
         "dtypes of the clauses that have a choice; repeatable (default: all)"))  # fmt: skip
@@ -42,13 +42,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def subject(text: str) -> Subject:
-    """A registered cell by name, or a factory by ``module:name``."""
+    """A registered cell by name, a factory by ``module:name``, or the DRM."""
+    if text == DRM:
+        return Subject.drm()
     module_name, colon, attribute = text.partition(":")
     if not colon:
         try:
             return Subject.registered(pararnn.get_cell(text).name)
         except KeyError as problem:
-            raise pytest.UsageError(f"--cell: {problem.args[0]}") from None
+            raise pytest.UsageError(f"--cell: {problem.args[0]} Or DRM.") from None
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -81,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except (RuntimeError, AssertionError) as problem:
         raise pytest.UsageError(f"--device {device}: {str(problem).splitlines()[0]}") from None
     torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
-    names = config.getoption("--cell") or list(pararnn.cell_names())
+    names = config.getoption("--cell") or [*pararnn.cell_names(), DRM]
     config.stash[SUBJECTS] = [subject(name) for name in names]
     config.stash[REPORT] = Report(
         {
@@ -107,6 +109,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "tested" in metafunc.fixturenames:
         subjects = metafunc.config.stash[SUBJECTS]
         metafunc.parametrize("tested", subjects, ids=[s.name for s in subjects])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Clauses about cells are for cells, those about the DRM for the DRM."""
+    items[:] = [item for item in items if _suits(item)]
+
+
+def _suits(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("clause")
+    return mark is None or BY_SLUG[mark.args[0]].about == item.callspec.params["tested"].about
 
 
 @pytest.fixture

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import pararnn
+from pararnn import drm
 from pararnn.spec import bounds, oracle
 
+from .clauses import CELL, DRM
 from .reference import apart
 
 UNIT_ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
@@ -69,18 +71,24 @@ class Api:
 
 @dataclass(frozen=True)
 class Subject:
-    """A cell under test: its name in the report and how to build one.
+    """What is under test: its name in the report and how to build one.
 
     ``factory()`` returns a module with ``step(h, x)``, ``state_shape`` and ``d_in``: a
-    :class:`pararnn.Cell`, or any other that has these.
+    :class:`pararnn.Cell`, or any other that has these. For the DRM the checks build variants of
+    their own.
     """
 
     name: str
     factory: Callable[[], nn.Module]
+    about: str = CELL
 
     @staticmethod
     def registered(name: str) -> Subject:
         return Subject(name, lambda: pararnn.get_cell(name).factory())
+
+    @staticmethod
+    def drm() -> Subject:
+        return Subject(DRM, lambda: drm.DRM(drm.DRMConfig()), DRM)
 
 
 @dataclass

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 import pararnn
-from pararnn import NewtonConfig, Solution, Spec, sigmoid, tanh
+import pararnn.drm.block
+import pararnn.drm.dynamics
+import pararnn.drm.generation
+import pararnn.drm.memory
+import pararnn.drm.model
+import pararnn.drm.sweeps
+from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
 from pararnn.scan import delta as scan_delta
 from pararnn.solvers import engine
 from pararnn.solvers.dynamics import SpecDynamics
@@ -27,6 +33,7 @@ from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
 
 from .checks import load
+from .clauses import DRM
 from .context import Api, Context, NotApplicable, Subject, Violation, fed
 from .reference import loop, shifted, stepwise
 
@@ -599,8 +606,114 @@ def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     return None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
 
 
+# -- the DRM ---------------------------------------------------------------------------------------
+
+
+def bounded_twice(z: Tensor, radius: float | None) -> Tensor:
+    return drm.bound_state(drm.bound_state(z, radius), radius)
+
+
+def seen_late(self: Any, states: Tensor, start: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return MAPS(self, torch.cat([states[:, 1:], states[:, -1:]], 1), states[:, 0], tokens)
+
+
+def without_floor(self: Any, z: Tensor) -> drm.Metric:
+    found = METRIC(self, z)
+    return drm.Metric(found.diagonal - self.eps, found.factor)
+
+
+def out_of_the_span(
+    metric: Any,
+    directions: Any,
+    coefficients: Tensor,
+    s: float,
+    damping: float,
+    form: str,
+    *rest: Any,
+) -> Tensor:
+    return drm.naturalize(metric, directions.velocity(coefficients), s, damping)
+
+
+@contextlib.contextmanager
+def one_stream(seed: int, part: str, index: int = 0) -> Iterator[None]:
+    if part == "embedding":
+        torch.manual_seed(seed)
+    yield
+
+
+@contextlib.contextmanager
+def streams_joined() -> Iterator[None]:
+    """Parts draw one after the other."""
+    with (
+        mock.patch.object(pararnn.drm.model, "stream", one_stream),
+        mock.patch.object(pararnn.drm.dynamics, "stream", one_stream),
+    ):
+        yield
+
+
+def in_single(metric: Any, v: Tensor, damping: float = 0.0, precision: str = "safe") -> Tensor:
+    return SOLVE(metric, v.float(), damping, "single").to(v.dtype)
+
+
+def endpoint(self: Any, states: Tensor, *given: Any) -> Tensor:
+    """A correction from the end of the block, spread over it."""
+    return MIXER(self, states, *given) + 1e-6 * states[:, -1:]
+
+
+def emptied(state: drm.DRMState, rest: Tensor) -> drm.Stream:
+    memory = None if state.memory is None else torch.zeros_like(state.memory)
+    return drm.Stream(drm.DRMState(state.z, memory), rest)
+
+
+def divided(f: Tensor, u: Tensor, h0: Tensor | None = None, **options: Any) -> Any:
+    """The scan as a cumulative sum, divided by the product of the gates before it."""
+    product = f.cumprod(1)
+    h = product * (u / product).cumsum(1)
+    h = h if h0 is None else h + product * h0.unsqueeze(1)
+    return (h, h[:, -1]) if options.get("return_state") else h
+
+
+def all_terms(output: Any, targets: Tensor, config: Any, weights: Any = None) -> drm.Loss:
+    loss = drm_loss(output, targets, config, weights)
+    return dataclasses.replace(loss, total=loss.total + 0.0 * output.trace.energy().sum())
+
+
+MAPS, METRIC = drm.SelectiveMemory.maps, drm.RelationalMetric.forward
+MIXER, SOLVE, drm_loss = drm.CausalLocalMixer.forward, drm.solve_metric, drm.drm_loss
+
+
+def drm_mutants() -> Iterator[Mutant]:
+    """Of the language model."""
+    yield Mutant("bounded twice", "Bnd(Bnd(z)) for Bnd(z) in blocks", DRM,
+                 ("drm-paths", "drm-model"),
+                 patch=replaced(pararnn.drm.block, "bound_state", bounded_twice))  # fmt: skip
+    yield Mutant("memory of its own state", "gates see z'_t for z'_{t-1}", DRM, ("drm-model",),
+                 patch=replaced(drm.SelectiveMemory, "maps", seen_late))  # fmt: skip
+    yield Mutant("no floor", "D without ε", DRM, ("drm-metric", "drm-model"),
+                 patch=replaced(drm.RelationalMetric, "forward", without_floor))  # fmt: skip
+    yield Mutant("solved in float32", "where the solution is to be safe", DRM, ("drm-metric",),
+                 patch=replaced(drm, "solve_metric", in_single))  # fmt: skip
+    yield Mutant("out of the span", "the whole metric for the Gram matrix", DRM,
+                 ("drm-span", "drm-model"),
+                 patch=replaced(pararnn.drm.dynamics, "naturalize_in_span", out_of_the_span))  # fmt: skip
+    yield Mutant("one random stream", "a metric changes what other parts draw", DRM,
+                 ("drm-ablation",),
+                 patch=streams_joined)  # fmt: skip
+    yield Mutant("loose sweeps", "states taken as settled too early", DRM, ("drm-paths",),
+                 patch=replaced(pararnn.drm.sweeps, "TOLERANCE", {torch.float64: 1e-5}))  # fmt: skip
+    yield Mutant("endpoint correction", "spread over its block", DRM, ("drm-causality", "drm-model"),
+                 patch=replaced(drm.CausalLocalMixer, "forward", endpoint))  # fmt: skip
+    yield Mutant("emptied memory", "pieces of a text start without one", DRM, ("drm-streaming",),
+                 patch=replaced(pararnn.drm.generation, "Stream", emptied))  # fmt: skip
+    yield Mutant("division", "by the product of the gates", DRM, ("drm-memory",),
+                 patch=replaced(pararnn.drm.memory, "linear_scan", divided))  # fmt: skip
+    yield Mutant("zero times NaN", "a term of weight 0 added", DRM, ("drm-terms",),
+                 patch=replaced(drm, "drm_loss", all_terms))  # fmt: skip
+
+
 def mutants() -> Iterator[Mutant]:
     """All of them."""
+    yield from drm_mutants()
     swap = gru(lambda mix, h, z, r, u, a: (1 - r) * h + r * candidate(mix, h, z, u, a))
     for cell in (DIAG, HEAD):
         yield Mutant("swapped gates", "z and r exchanged", cell, ("equation", "agreement"), swap)

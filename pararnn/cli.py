@@ -57,10 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pararnn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    command = commands.add_parser("list", help="the cells of this version")
+    command = commands.add_parser(
+        "list", help="the cells of this version, and the parts of the DRM"
+    )
     command.set_defaults(run=_list)
 
-    command = commands.add_parser("show", help="the card of a cell")
+    command = commands.add_parser("show", help="the card of a cell or part")
     command.add_argument("cell", metavar="CELL", help="a name from 'pararnn list', or module:name")
     command.add_argument("--markdown", action="store_true", help="as Markdown, with LaTeX")
     command.set_defaults(run=_show)
@@ -117,14 +119,14 @@ def _positive(text: str) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from .cards import card
+    from .cards import card, part_names
     from .cells import cell_names
 
     rows = [["CELL", "JACOBIAN", "FIDELITY", "PARALLEL PATH"]]
-    for name in cell_names():
-        (variant,) = card(name).variants
-        path = variant.jacobian_class.path
-        rows.append([name, variant.spec.jac_structure, " / ".join(variant.fidelity), path])
+    for name in (*cell_names(), *part_names()):
+        for line in card(name).rows:
+            structure = line.structure[0] if line.structure else "-"
+            rows.append([line.name, structure, " / ".join(line.fidelity), line.path])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
@@ -134,7 +136,7 @@ def _list(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from .cards import card_markdown, card_text
 
-    subject = _imported(options.cell) if ":" in options.cell else _registered(options.cell)
+    subject = _imported(options.cell) if ":" in options.cell else _shown(options.cell)
     try:
         if options.markdown:
             print(card_markdown(subject), end="")
@@ -237,12 +239,24 @@ def _catalog(options: argparse.Namespace) -> int:
 # -- finding what is meant ---------------------------------------------------------------------
 
 
+def _shown(name: str) -> str:
+    from .cards import find_part
+
+    return name if find_part(name) else _registered(name)
+
+
 def _registered(name: str) -> str:
+    from .cards import find_part
     from .cells import cell_names, get_cell
 
     try:
         get_cell(name)
     except KeyError:
+        if find_part(name):
+            raise Problem(
+                f"got {name!r}, a part of the DRM, expected a cell. From a clone, 'pytest "
+                "conformance --cell DRM' checks the DRM."
+            ) from None
         bare = [known.partition("[")[0] for known in cell_names()]
         raise Problem(
             f"got cell {name!r}, expected one of {', '.join(cell_names())}, or module:factory for "

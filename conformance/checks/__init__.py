@@ -19,6 +19,7 @@ MODULES = (
     "linear",
     "readout",
     "robustness",
+    "drm",
 )
 
 

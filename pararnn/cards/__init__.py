@@ -2,21 +2,25 @@
 
 ``card(cell)`` gives the data, ``card_text(cell)`` the card for a terminal, ``card_markdown(cell)``
 the card as one Markdown page. All three take a registered name, a cell, a cell class or a Spec, so
-they serve a user's own cell as well. ``write_fragments(directory)`` writes the pieces that the
-pages of this library's cells include.
+they serve a user's own cell as well. The parts of :mod:`pararnn.drm`, which are no cells, have
+cards of the same kind. ``write_fragments(directory)`` writes the pieces that the pages of this
+library include.
 """
 
 from .fragments import write_fragments
 from .markdown import card_markdown
-from .model import Card, NumberedEquation, Variant, card
+from .model import Card, NumberedEquation, Row, Variant, card, find_part, part_names
 from .terminal import card_text
 
 __all__ = [
     "Card",
     "NumberedEquation",
+    "Row",
     "Variant",
     "card",
     "card_markdown",
     "card_text",
+    "find_part",
+    "part_names",
     "write_fragments",
 ]

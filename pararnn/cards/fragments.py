@@ -1,29 +1,34 @@
-"""Writes the generated pieces of the site: the parts of every registered card, and the catalog."""
+"""Writes the generated pieces of the site: the parts of every registered card, and the tables."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ..cells.facts import Source
 from ..cells.registry import CELLS
-from .markdown import PARTS, labelled
-from .model import Card, Variant, card
+from ..drm.cards import PARTS
+from .drm_variants import variants
+from .markdown import labelled, parts_of
+from .model import Card, Row, card
 from .typeset import escape, formula
 
 
 def cards() -> list[Card]:
-    """Cards of all registered cells, one a page, in catalog order."""
-    return [card(slug) for slug in dict.fromkeys(entry.slug for entry in CELLS.values())]
+    """Cards of all registered cells and of the parts of models, one a page, in catalog order."""
+    slugs = [*(entry.slug for entry in CELLS.values()), *(part.slug for part in PARTS)]
+    return [card(slug) for slug in dict.fromkeys(slugs)]
 
 
 def write_fragments(directory: Path) -> None:
-    """Write ``<slug>/<part>.md`` for every card, and ``catalog.md``."""
+    """Write ``<slug>/<part>.md`` for every card, ``catalog.md`` and ``drm/variants.md``."""
     every = cards()
     for c in every:
         folder = directory / c.slug
         folder.mkdir(parents=True, exist_ok=True)
-        for name, part in PARTS.items():
+        for name, part in parts_of(c).items():
             (folder / f"{name}.md").write_text(part(c), encoding="utf-8")
     (directory / "catalog.md").write_text(catalog(every), encoding="utf-8")
+    (directory / "drm" / "variants.md").write_text(variants(), encoding="utf-8")
 
 
 HEADER = """\
@@ -46,26 +51,26 @@ HEADER = """\
 
 def catalog(every: list[Card]) -> str:
     """The catalog's table: a row a variant, with what it can be filtered by as attributes."""
-    return HEADER + "".join(_row(c, v) for c in every for v in c.variants) + "</tbody>\n</table>\n"
+    return HEADER + "".join(_row(c, row) for c in every for row in c.rows) + "</tbody>\n</table>\n"
 
 
-def _row(c: Card, v: Variant) -> str:
-    labels = " / ".join(v.fidelity)
-    path = v.jacobian_class.path
-    option = f"<br>`{v.option}`" if v.option else ""
-    cite = ", ".join(
-        f"[{escape(s.authors.split(',')[0])} {s.year}](https://arxiv.org/abs/{s.arxiv})"
-        for s in c.sources[:1]
-    )
+def _row(c: Card, row: Row) -> str:
+    option = f"<br>`{row.option}`" if row.option else ""
+    structure = ", ".join(f"`{word}`" for word in row.structure) or "–"
     return f"""\
-<tr data-family="{c.family}" data-jac-structure="{v.spec.jac_structure}" \
-data-fidelity="{labels}" data-path="{path}" markdown>
+<tr data-family="{c.family}" data-jac-structure="{row.structure[0] if row.structure else ""}" \
+data-fidelity="{" / ".join(row.fidelity)}" data-path="{row.path}" markdown>
 <th scope="row" markdown="span">[{c.title}](cells/{c.slug}.md){option}</th>
-<td markdown="span">{formula(v.update)}</td>
+<td markdown="span">{formula(row.update)}</td>
 <td>{c.family}</td>
-<td markdown="span">{v.structure}</td>
-<td markdown="span">{labelled(v.fidelity, "")}</td>
-<td>{path}</td>
-<td markdown="span">{cite}</td>
+<td markdown="span">{structure}</td>
+<td markdown="span">{labelled(row.fidelity, "")}</td>
+<td>{row.path}</td>
+<td markdown="span">{", ".join(map(_cited, c.sources[:1]))}</td>
 </tr>
 """
+
+
+def _cited(s: Source) -> str:
+    text = f"{escape(s.authors.split(',')[0])} {s.year}"
+    return f"[{text}](https://arxiv.org/abs/{s.arxiv})" if s.arxiv else text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .clauses import anchor, label
+from ..drm.cards import Switch
+from .clauses import anchor, is_test, label
 from .costs import PATHS, SCAN
 from .model import Card, NumberedEquation, Variant, card
 from .plain import terms
@@ -15,9 +16,8 @@ def fidelity(c: Card, root: str = "../") -> str:
     """Labels with links to their definitions; by variant where they differ."""
     if not c.fidelity:
         return "*No fidelity label: this cell has no `facts`.*\n"
-    labels = {v.fidelity for v in c.variants}
-    if len(labels) == 1:
-        return f"**Fidelity:** {labelled(labels.pop(), root)}\n"
+    if len({c.fidelity, *(v.fidelity for v in c.variants)}) == 1:
+        return f"**Fidelity:** {labelled(c.fidelity, root)}\n"
     each = "; ".join(f"{labelled(v.fidelity, root)} for `{v.option}`" for v in c.variants)
     return f"**Fidelity:** {each}\n"
 
@@ -50,10 +50,10 @@ def symbols(c: Card) -> str:
 def equations(c: Card) -> str:
     """Every equation in a block of its own, with its number and permalink."""
     parts = []
-    for v in c.variants:
-        if v.option:
-            parts.append(f"**`{v.option}`**\n")
-        parts += [_equation(e) for e in v.equations]
+    for option, lines in c.groups:
+        if option:
+            parts.append(f"**`{option}`**\n")
+        parts += [_equation(e) for e in lines]
     return "\n".join(parts)
 
 
@@ -71,7 +71,8 @@ def jacobian(c: Card) -> str:
     for v in c.variants:
         heading = f"**`{v.option}`**: class" if v.option else "Class"
         slots = f" ({len(v.spec.slots)} state slots)" if len(v.spec.slots) > 1 else ""
-        parts.append(f"{heading} {v.structure}{slots}. {v.jacobian_class.meaning}\n")
+        structure = ", ".join(f"`{word}`" for word in v.structure)
+        parts.append(f"{heading} {structure}{slots}. {v.jacobian_class.meaning}\n")
         parts += [aligned(line) for line in v.jacobian]
     return "\n".join(parts)
 
@@ -88,6 +89,8 @@ def aligned(latex: str) -> str:
 def parallel(c: Card) -> str:
     """How the cell is solved, and the cost table."""
     parts = [f"{prose(c.parallel_path)}\n"] if c.parallel_path else []
+    if not c.variants:
+        return "\n".join(parts)
     header = [
         "One step of one sample",
         *(f"`{v.option}`" if v.option else "size" for v in c.variants),
@@ -121,13 +124,33 @@ def deviations(c: Card, root: str = "../") -> str:
             prose(d.what),
             prose(d.why),
             prose(d.effect),
-            f"[{label(d.clause)}]({root}contract.md#{anchor(d.clause)})",
+            f"`{d.clause}`"
+            if is_test(d.clause)
+            else f"[{label(d.clause)}]({root}contract.md#{anchor(d.clause)})",
         ]
         for d in c.deviations
     ]
-    header = ["What", "Why", "Effect", "Contract clause"]
+    header = ["What", "Why", "Effect", "Checked by" if c.part else "Contract clause"]
     text = table(header, rows, "Deviations from the sources")
     return text + "".join(f"\n{prose(note)}\n" for note in c.notes)
+
+
+def switches(c: Card) -> str:
+    """Fields of the configuration that choose between the notes and the published system."""
+    rows = [
+        [f"`{s.name}`", *_choice(s), prose(s.effect)] for s in (c.part.switches if c.part else ())
+    ]
+    header = ["Switch", "The notes, the default", "The published system", "Effect"]
+    return table(header, rows, "Switches between the notes and the published system")
+
+
+def _choice(s: Switch) -> list[str]:
+    texts = zip(s.values, (s.notes, s.published), strict=True)
+    return [f"`{value!r}`: {prose(text)}" for value, text in texts]
+
+
+def not_claimed(c: Card) -> str:
+    return "".join(f"- {prose(text)}\n" for text in (c.part.not_claimed if c.part else ()))
 
 
 def source(c: Card) -> str:
@@ -162,7 +185,9 @@ PARTS: dict[str, Callable[[Card], str]] = {
     "equations": equations,
     "jacobian": jacobian,
     "parallel": parallel,
+    "not_claimed": not_claimed,
     "deviations": deviations,
+    "switches": switches,
     "source": source,
     "citation": citation,
 }
@@ -174,10 +199,26 @@ HEADINGS = {
     "jacobian": "Jacobian class",
     "parallel": "Parallel path",
     "numerics": "Numerical behaviour",
+    "not_claimed": "What is not claimed",
     "deviations": "Deviations",
+    "switches": "Notes and published system",
     "source": "Generated code",
     "citation": "Citation",
 }
+
+
+def parts_of(c: Card) -> dict[str, Callable[[Card], str]]:
+    """Those parts that a card has: no Jacobian without a recurrence, no switches of a cell."""
+    absent = set()
+    if not c.sources:
+        absent |= {"sources", "deviations", "citation"}
+    if not c.variants:
+        absent |= {"jacobian", "source"}
+    if not c.part:
+        absent |= {"not_claimed"}
+    if not (c.part and c.part.switches):
+        absent |= {"switches"}
+    return {name: part for name, part in PARTS.items() if name not in absent}
 
 
 def card_markdown(subject: object) -> str:
@@ -186,9 +227,9 @@ def card_markdown(subject: object) -> str:
     Arguments and errors are those of :func:`pararnn.cards.card`. Links go to the pages of the site.
     """
     c = subject if isinstance(subject, Card) else card(subject)  # type: ignore[arg-type]
-    parts = {**PARTS, "numerics": numerics}
+    parts = {**parts_of(c), "numerics": numerics}
     page = [f"# {c.title}\n", fidelity(c), summary(c)]
     for name, heading in HEADINGS.items():
-        if c.sources or name not in ("sources", "deviations", "citation"):
+        if name in parts:
             page += [f"## {heading}\n", parts[name](c)]
     return "\n".join(part for part in page if part)

@@ -1,4 +1,4 @@
-"""The card as data: what is written in Facts, and what is derived from the Spec."""
+"""The card as data: what is written in Facts, and what is derived from Specs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from ..cells import Cell, CellEntry, get_cell
 from ..cells.facts import Deviation, Facts, Source, Symbol
 from ..cells.registry import CELLS
-from ..spec import Spec
+from ..drm.cards import PARTS, Formula, Part
+from ..spec import Equation, Spec
 from ..spec.declarations import Elementwise
 from .costs import Cost, JacobianClass, axis_symbol, costs, jacobian_class
 from .plain import plain
@@ -74,10 +77,10 @@ class Variant:
         return r",\; ".join(lines)
 
     @property
-    def structure(self) -> str:
-        """Jacobian class in Markdown, with the sub-class of a linear one."""
-        found = [self.spec.jac_structure, self.spec.linear_class]
-        return ", ".join(f"`{name}`" for name in found if name)
+    def structure(self) -> tuple[str, ...]:
+        """Jacobian class, with the sub-class of a linear one."""
+        found = (self.spec.jac_structure, self.spec.linear_class)
+        return tuple(name for name in found if name)
 
     def source(self, program: str = "step") -> str:
         """Derived program in the torch dialect, with equation numbers as comments."""
@@ -91,9 +94,25 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A line of the catalog: a variant of a cell, or a part of a model."""
+
+    name: str
+    option: str
+    update: str
+    structure: tuple[str, ...]
+    fidelity: tuple[str, ...]
+    path: str
+
+
+@dataclass(frozen=True)
 class Card:
     """Everything that a card says. Without Facts (a user's own cell) the sources, deviations and
-    prose are empty and the table of symbols is derived."""
+    prose are empty and the table of symbols is derived.
+
+    The card of a part of a model has its ``part``. Its equations are not all of a Spec; its
+    variants are the recurrences among them, if there are any.
+    """
 
     title: str
     slug: str
@@ -107,28 +126,52 @@ class Card:
     numerics: str
     notes: tuple[str, ...]
     variants: tuple[Variant, ...]
+    equations: tuple[NumberedEquation, ...]
+    part: Part | None = None
+
+    @property
+    def groups(self) -> list[tuple[str, tuple[NumberedEquation, ...]]]:
+        """The equations as the page groups them: by option, those of a part together."""
+        if self.part:
+            return [("", self.equations)]
+        return [(v.option, v.equations) for v in self.variants]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Its lines in the catalog."""
+        if self.part:
+            part = self.part
+            (update,) = (e.latex for e in self.equations if e.name == part.update)
+            return [Row(part.name, "", update, part.structure, part.fidelity, part.path)]
+        return [
+            Row(v.name, v.option, v.update, v.structure, v.fidelity, v.jacobian_class.path)
+            for v in self.variants
+        ]
 
     @property
     def bibtex(self) -> str:
         return "\n\n".join(source.bibtex for source in self.sources)
 
 
-def card(subject: str | Cell | type[Cell] | Spec) -> Card:
-    """The card of a cell.
+def card(subject: str | Cell | type[nn.Module] | nn.Module | Spec) -> Card:
+    """The card of a cell, or of a part of a model.
 
     Parameters
     ----------
     subject
         A registered name (``"ParaGRU"`` has all its variants, ``"ParaGRU[head]"`` one), a cell, a
-        class with a ``spec``, or a Spec.
+        class with a ``spec``, a Spec, or a module of :mod:`pararnn.drm`, by name or itself.
 
     Raises
     ------
     KeyError
-        If no cell of this name is registered.
+        If no cell or part of this name is registered.
     TypeError
         If the subject is none of these, or a module without a Spec.
     """
+    part = find_part(subject)
+    if part:
+        return _part_card(part)
     if isinstance(subject, str):
         return _registered(subject)
     if isinstance(subject, Spec):
@@ -148,6 +191,58 @@ def card(subject: str | Cell | type[Cell] | Spec) -> Card:
     return _card(title, facts, [(title, "", facts.fidelity if facts else (), spec)])
 
 
+def part_names() -> tuple[str, ...]:
+    """Names of the parts of models that have cards, in catalog order."""
+    return tuple(part.name for part in PARTS)
+
+
+def find_part(subject: object) -> Part | None:
+    """The part with this name, or whose module this is."""
+    for part in PARTS:
+        names = {part.name, part.slug, *(m.__name__ for m in part.modules)}
+        if subject in names if isinstance(subject, str) else subject in part.modules:
+            return part
+        if isinstance(subject, part.modules):
+            return part
+    return None
+
+
+def _numbered(
+    slug: str, lines: Iterable[Equation | Formula], first: int
+) -> tuple[NumberedEquation, ...]:
+    return tuple(
+        NumberedEquation(i, f"eq-{slug.replace('_', '-')}-{i}", line.name, line.latex)
+        for i, line in enumerate(lines, first)
+    )
+
+
+def _part_card(part: Part) -> Card:
+    equations: tuple[NumberedEquation, ...] = ()
+    variants = []
+    for item in part.equations:
+        lines = item.latex() if isinstance(item, Spec) else [item]
+        numbered = _numbered(part.slug, lines, 1 + len(equations))
+        equations += numbered
+        if isinstance(item, Spec) and item.needs_state:
+            variants.append(Variant(part.name, "", part.fidelity, item, numbered))
+    return Card(
+        title=part.title,
+        slug=part.slug,
+        family=part.family,
+        summary=part.summary,
+        fidelity=part.fidelity,
+        sources=part.sources,
+        symbols=part.symbols,
+        deviations=part.deviations,
+        parallel_path=part.parallel_path,
+        numerics=part.numerics,
+        notes=part.notes,
+        variants=tuple(variants),
+        equations=equations,
+        part=part,
+    )
+
+
 def _registered(name: str) -> Card:
     chosen = get_cell(name)
     family = [e for e in CELLS.values() if e.slug == chosen.slug]
@@ -159,7 +254,9 @@ def _registered(name: str) -> Card:
     if name != chosen.name or len(family) == 1:
         return full
     (variant,) = (v for v in full.variants if v.name == name)
-    return replace(full, fidelity=variant.fidelity, variants=(variant,))
+    return replace(
+        full, fidelity=variant.fidelity, variants=(variant,), equations=variant.equations
+    )
 
 
 def _spec(entry: CellEntry) -> Spec:
@@ -180,14 +277,12 @@ def _option(entry: CellEntry) -> str:
 
 def _card(title: str, facts: Facts | None, parts: list[tuple[Any, ...]]) -> Card:
     slug = facts.slug if facts else re.sub(r"\W+", "_", title.lower()).strip("_")
-    variants, first = [], 1
+    variants: list[Variant] = []
+    equations: tuple[NumberedEquation, ...] = ()
     for name, option, fidelity, spec in parts:
-        equations = tuple(
-            NumberedEquation(i, f"eq-{slug.replace('_', '-')}-{i}", e.name, e.latex)
-            for i, e in enumerate(spec.latex(), first)
-        )
-        first += len(equations)
-        variants.append(Variant(name, option, fidelity, spec, equations))
+        numbered = _numbered(slug, spec.latex(), 1 + len(equations))
+        equations += numbered
+        variants.append(Variant(name, option, fidelity, spec, numbered))
     spec = variants[0].spec
     return Card(
         title=title,
@@ -202,6 +297,7 @@ def _card(title: str, facts: Facts | None, parts: list[tuple[Any, ...]]) -> Card
         numerics=(facts.numerics if facts else "") or _box(spec),
         notes=facts.notes if facts else (),
         variants=tuple(variants),
+        equations=equations,
     )
 
 
@@ -235,7 +331,7 @@ def derived_symbols(spec: Spec) -> tuple[Symbol, ...]:
             continue
         if not drive.inline:
             rows.append(Symbol(shown[drive.name], shape(drive.axes, "B"), "drive"))
-        weight, bias = drive.affine.split(" x_t + ")
+        weight, bias = drive.affine.split(f" {drive.of}_t + ")
         weight = weight.removesuffix(r"^\top")
         sizes = ", ".join([*(str(axis_symbol(spec, a)) for a in drive.axes), "d_in"])
         rows.append(

@@ -16,18 +16,28 @@ _WORDS = {
     r"\top": "ᵀ",
     r"\left": "",
     r"\right": "",
+    r"\;": "",
+    r"\quad": "",
+    r"\sum": "Σ",
+    r"\le": "≤",
+    r"\circ": "∘",
+    r"\lVert": "‖",
+    r"\rVert": "‖",
+    r"\ldots": "…",
 }
 _GREEK = dict(zip(greeks, "αβγδεζηθικλμνξοπρστυφχψω", strict=True))
 _WORDS |= {rf"\{name}": letter for name, letter in _GREEK.items()}
 _WORDS |= {rf"\{name.capitalize()}": letter.upper() for name, letter in _GREEK.items()}
+_ACCENTS = {r"\dot": "\u0307", r"\tilde": "\u0303", r"\hat": "\u0302", r"\bar": "\u0304"}
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 def plain(latex: str) -> str:
     """Unicode text of an equation. Commands that it does not know keep their name."""
     text = latex
-    text = _replace_groups(text, r"\dot", lambda body: body + "\u0307")
-    for command in (r"\mathrm", r"\operatorname", r"\mathbb"):
+    for command, mark in _ACCENTS.items():
+        text = _replace_groups(text, command, lambda body, mark=mark: body + mark)  # type: ignore[misc]
+    for command in (r"\mathrm", r"\operatorname", r"\mathbb", r"\mathcal"):
         text = _replace_groups(text, command, lambda body: body)
     text = _fractions(text)
     text = _replace_groups(text, r"\sqrt", lambda body: f"√({body})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from .clauses import label
-from .model import Card, Variant, card
+from .model import Card, card
 from .plain import plain, terms
 
 
@@ -30,12 +30,13 @@ def card_text(subject: object, width: int = 80) -> str:
     writer.heading("Symbols and shapes")
     writer.table([[plain(s.latex), s.shape, s.meaning] for s in c.symbols])
     writer.heading("Equations")
+    for option, lines in c.groups:
+        writer.option(option)
+        writer.equations([(e.text, f"({e.number})") for e in lines])
+    if c.variants:
+        writer.heading("Jacobian class")
     for v in c.variants:
-        writer.option(v)
-        writer.equations([(e.text, f"({e.number})") for e in v.equations])
-    writer.heading("Jacobian class")
-    for v in c.variants:
-        writer.option(v)
+        writer.option(v.option)
         writer.paragraph(f"{v.spec.jac_structure}. {v.jacobian_class.meaning}")
         for line in v.jacobian:
             writer.broken(line)
@@ -44,24 +45,37 @@ def card_text(subject: object, width: int = 80) -> str:
         writer.paragraph(c.parallel_path)
     header = ["one step of one sample", *(v.option or "size" for v in c.variants)]
     rows = [
-        [lines[0].quantity, *(plain(line.latex) for line in lines)]
-        for lines in zip(*(v.costs for v in c.variants), strict=True)
+        [costs[0].quantity, *(plain(cost.latex) for cost in costs)]
+        for costs in zip(*(v.costs for v in c.variants), strict=True)
     ]
-    writer.table([header, *rows])
+    if rows:
+        writer.table([header, *rows])
     if len(c.variants) == 1:
         writer.paragraph(f"Shooting corrects with: {c.variants[0].jacobian_class.operator}.")
     writer.heading("Numerical behaviour")
     writer.paragraph(c.numerics)
+    if c.part:
+        writer.heading("What is not claimed")
+        for text in c.part.not_claimed:
+            writer.item("-", text)
     if c.deviations:
         writer.heading("Deviations")
         for d in c.deviations:
-            writer.item("-", f"{d.what}. Why: {d.why}. Effect: {d.effect}. "
-                             f"Contract: {label(d.clause)}.")  # fmt: skip
+            where = f"{'Checked by' if c.part else 'Contract'}: {label(d.clause)}"
+            writer.item("-", f"{d.what}. Why: {d.why}. Effect: {d.effect}. {where}.")
     for note in c.notes:
         writer.paragraph(note)
-    writer.heading("Generated step")
+    if c.part and c.part.switches:
+        writer.heading("Notes and published system")
+        for switch in c.part.switches:
+            ours, theirs = switch.values
+            text = f"{switch.name}: {ours!r}: {switch.notes}. "
+            text += f"Published, {theirs!r}: {switch.published}. Effect: {switch.effect}."
+            writer.item("-", text)
+    if c.variants:
+        writer.heading("Generated step")
     for v in c.variants:
-        writer.option(v)
+        writer.option(v.option)
         writer.verbatim(v.source("step"))
     if c.sources:
         writer.heading("Citation")
@@ -72,8 +86,8 @@ def card_text(subject: object, width: int = 80) -> str:
 def _fidelity(c: Card) -> str:
     if not c.fidelity:
         return "no fidelity label"
-    if len({v.fidelity for v in c.variants}) == 1:
-        return " / ".join(c.variants[0].fidelity)
+    if len({c.fidelity, *(v.fidelity for v in c.variants)}) == 1:
+        return " / ".join(c.fidelity)
     return "; ".join(f"{' / '.join(v.fidelity)} ({v.option})" for v in c.variants)
 
 
@@ -88,9 +102,9 @@ class _Writer:
     def heading(self, text: str) -> None:
         self.lines += ["", text, "-" * len(text)]
 
-    def option(self, v: Variant) -> None:
-        if v.option:
-            self.lines.append(f"{v.option}:")
+    def option(self, option: str) -> None:
+        if option:
+            self.lines.append(f"{option}:")
 
     def paragraph(self, text: str) -> None:
         self.lines += textwrap.wrap(text, self.width, break_on_hyphens=False)

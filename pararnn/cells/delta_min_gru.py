@@ -27,7 +27,8 @@ def delta_min_gru_spec(nh: int, decay: str | None, log1p_delta: bool) -> Spec:
     """``H ← H + β k (v − Hᵀk)ᵀ`` with unit keys, ``nh`` times a step, and the read-out ``Hᵀq``."""
     label = ", ".join(filter(None, (f"nh={nh}", "decay" if decay else "")))
     counts = [""] if nh == 1 else [str(j + 1) for j in range(nh)]
-    vector, scalar = {"inline": False}, ("heads",)
+    vector: dict[str, Any] = {"inline": False}
+    scalar = ("heads",)
     axes = ("heads", "K", "V")
     with Spec(f"DeltaMinGRU[{label}]", axes=axes, parallel=("heads",)) as s:
         H = s.state("H")

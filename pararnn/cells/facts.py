@@ -38,7 +38,8 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Deviation:
-    """One difference from the source. ``clause`` names the contract clause that covers it."""
+    """One difference from the source. ``clause`` names the contract clause that covers it; for a
+    part of a model, it may be the path of the test file."""
 
     what: str
     why: str

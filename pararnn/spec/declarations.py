@@ -37,7 +37,8 @@ class Drive:
 
     ``inline`` drives are printed as their affine formula wherever they occur; the others get a
     line of their own and are printed by their symbol. A ``given`` drive (a time gap) is no
-    function of ``x_t``: it comes with the sequence as it is, and no weight belongs to it.
+    function of ``x_t``: it comes with the sequence as it is, and no weight belongs to it. ``of`` is
+    the letter of the input on the page.
     """
 
     symbol: sympy.Symbol
@@ -46,6 +47,7 @@ class Drive:
     affine: str
     inline: bool
     given: bool = False
+    of: str = "x"
 
     @property
     def name(self) -> str:

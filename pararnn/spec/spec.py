@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import sympy
 from sympy.core.alphabets import greeks
@@ -94,12 +94,12 @@ def _with_subscript(base: str, sub: str) -> str:
     return f"{base}_{sub}" if len(sub) == 1 else rf"{base}_{{\mathrm{{{sub}}}}}"
 
 
-def _affine(name: str, vector: bool) -> str:
+def _affine(name: str, vector: bool, of: str = "x") -> str:
     """The affine function of ``x_t`` that a drive is, its weights named after the drive."""
     base, sub = _subscript(name)
     sub = base + sub if sub.isdigit() else sub or base
     weight = _with_subscript("W", sub) if vector else _with_subscript("w", sub) + r"^\top"
-    return f"{weight} x_t + {_with_subscript('b', sub)}"
+    return f"{weight} {of}_t + {_with_subscript('b', sub)}"
 
 
 def _operand(stage: Stage) -> sympy.Expr:
@@ -128,6 +128,8 @@ class Spec:
         On leaving the ``with`` block, if a slot has no update, a name is used twice, or an
         expression uses a symbol that was not declared before it.
     """
+
+    needs_state: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class Spec:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def __enter__(self) -> Spec:
+    def __enter__(self) -> Self:
         if self._frozen:
             raise SpecError(f"Spec {self.name!r} is frozen; define a new Spec to change it.")
         self._open = True
@@ -226,18 +228,22 @@ class Spec:
         *names: str | Iterable[str],
         axes: tuple[str, ...] | None = None,
         inline: bool = True,
+        of: str = "x",
     ) -> tuple[sympy.Symbol, ...]:
-        """Declare what the input gives at each step, in the order in which it is packed."""
+        """Declare what the input gives at each step, in the order in which it is packed.
+
+        ``of`` is the letter of the input on the page.
+        """
         axes = self.axes if axes is None else tuple(axes)
         self._check_axes("drive", axes)
         out = []
         for name in _names(names):
             symbol = self._claim(name)
             vector = bool(set(axes) - set(self.parallel))
-            affine = _affine(name if not inline else _subscript(name)[1], vector)
+            affine = _affine(name if not inline else _subscript(name)[1], vector, of)
             latex = _with_subscript(*_subscript(name))
             self._axes[symbol] = axes
-            self.drive_list += (Drive(symbol, axes, latex, affine, inline),)
+            self.drive_list += (Drive(symbol, axes, latex, affine, inline, of=of),)
             out.append(symbol)
         return tuple(out)
 
@@ -488,7 +494,7 @@ class Spec:
             )
 
     def _freeze(self) -> None:
-        if not self.slots:
+        if self.needs_state and not self.slots:
             raise SpecError(f"Spec {self.name!r} has no state; declare one with state().")
         written = {st.symbol for st in self.stages}
         for slot in self.slots:
@@ -521,7 +527,9 @@ class Spec:
             self.drive_list = tuple(
                 d
                 if "_" in d.name or d.given
-                else replace(d, affine=_affine(d.name, bool(set(d.axes) - set(self.parallel))))
+                else replace(
+                    d, affine=_affine(d.name, bool(set(d.axes) - set(self.parallel)), d.of)
+                )
                 for d in self.drive_list
             )
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pararnn import Cell, Spec, cell_names, get_cell, sigmoid, tanh
-from pararnn.cards import card, card_markdown, card_text, clauses
+from pararnn.cards import card, card_markdown, card_text, clauses, part_names
 from pararnn.cards.fragments import cards, write_fragments
 from pararnn.cards.plain import plain, terms
 from pararnn.cards.typeset import formula, prose, shape
@@ -114,7 +114,9 @@ def test_symbols_and_shapes():
     assert shape("(d_h, d_in), (d_h,)") == "`(d_h, d_in)`, `(d_h,)`"
 
 
-@pytest.mark.parametrize("name", sorted({name.partition("[")[0] for name in cell_names()}))
+@pytest.mark.parametrize(
+    "name", [*sorted({name.partition("[")[0] for name in cell_names()}), *part_names()]
+)
 @pytest.mark.parametrize("width", [80, 100])
 def test_text_fits_its_width(name, width):
     free = re.compile(r"[=@{}_]|^[A-Za-z*,_ ]+\(")  # equations, code, BibTeX and shapes stay whole
@@ -225,14 +227,14 @@ def test_fragments_are_deterministic(tmp_path):
 def test_catalog_has_a_row_a_variant(tmp_path):
     write_fragments(tmp_path)
     rows = (tmp_path / "catalog.md").read_text(encoding="utf-8").count("<tr data-family=")
-    assert rows == len(cell_names())
+    assert rows == len(cell_names()) + len(part_names())
 
 
 def test_every_formula_is_valid(tmp_path):
     docs_hook = pytest.importorskip("docs_hook")
     if docs_hook.missing():
         pytest.skip(docs_hook.missing())
-    page = "".join(card_markdown(s) for s in ("ParaGRU", "ParaM2RNN", PEEPHOLE))
+    page = "".join(card_markdown(s) for s in ("ParaGRU", "ParaM2RNN", PEEPHOLE, *part_names()))
     page = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     found = [(tex, False) for tex in re.findall(r"\\\((.+?)\\\)", page)]
     found += [(tex, True) for tex in re.findall(r"\\\[\s(.+?)\\\]", page, re.DOTALL)]

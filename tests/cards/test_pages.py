@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pararnn.cards.fragments import cards
+from pararnn.cards.markdown import HEADINGS, parts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
@@ -19,7 +20,9 @@ ORDER = (
     "Jacobian class",
     "Parallel path",
     "Numerical behaviour",
+    "What is not claimed",
     "Deviations",
+    "Notes and published system",
     "Reproduce",
     "Generated code",
     "API",
@@ -64,10 +67,11 @@ def page(slug: str) -> str:
     return (ROOT / "docs" / "cells" / f"{slug}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("slug", [c.slug for c in cards()])
-def test_parts_stand_in_order(slug):
-    headings = [line[3:] for line in page(slug).splitlines() if line.startswith("## ")]
-    assert headings == list(ORDER)
+@pytest.mark.parametrize("card", cards(), ids=lambda c: c.slug)
+def test_parts_stand_in_order(card):
+    headings = [line[3:] for line in page(card.slug).splitlines() if line.startswith("## ")]
+    absent = {HEADINGS[name] for name in HEADINGS.keys() - parts_of(card).keys() - {"numerics"}}
+    assert headings == [heading for heading in ORDER if heading not in absent]
 
 
 @pytest.mark.parametrize("slug", [c.slug for c in cards()])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pararnn import cell_names, cli
+from pararnn.cards import part_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_list_names_every_cell(capsys):
     status, out, err = run(capsys, "list")
     assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()[1:]] == list(cell_names())
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [*cell_names(), *part_names()]
 
 
 def test_show_prints_the_card(capsys):
@@ -44,6 +45,13 @@ def test_show_as_markdown(capsys):
     assert status == 0
     assert out.startswith("# ParaGRU\n")
     assert r"\tag{8}" in out
+
+
+@pytest.mark.parametrize("name", part_names())
+def test_show_a_part_of_the_drm(capsys, name):
+    status, out, _ = run(capsys, "show", name)
+    assert status == 0
+    assert "Fidelity: notes-faithful" in out
 
 
 @pytest.mark.parametrize("name", ["elman", "Elman", "factory"])
@@ -96,6 +104,7 @@ def test_verify_fails_with_status_1(capsys, monkeypatch):
         (("show", "torch:nn"), "got module, expected a function"),
         (("verify", "ParaLSTM9"), "for a cell of your own. Did you mean 'ParaLSTM'?"),
         (("show", "mingru[decay"), "Did you mean 'MinGRU[decay]'?"),
+        (("verify", "SelectiveMemory"), "a part of the DRM, expected a cell"),
         (("verify", "ParaGRU[head]", "--width", "7"), "got 2 heads for d_h=7"),
         (("verify", "examples.elman:Elman"), "expected a factory that needs no arguments"),
         (("verify", "examples.elman:elman"), "got Spec, expected a factory"),

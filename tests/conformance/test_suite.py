@@ -106,6 +106,16 @@ def test_wrong_cell_is_explained(
         subject(cell)
 
 
+def test_the_drm_has_clauses_of_its_own(tmp_path: Path) -> None:
+    """A cell's clauses are not for it, and its clauses are not for a cell."""
+    both = ["--cell=DRM", "--cell=own:right", "-k", "equation or drm_span"]
+    done = conformance(tmp_path, *both, "--report", "report.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    found = {(r["cell"], r["name"]): r["outcome"] for r in report["results"]}
+    assert found == {("DRM", "drm-span"): "passed", ("own:right", "equation"): "passed"}
+
+
 def test_dtype_that_was_not_asked_for_is_skipped(tmp_path: Path) -> None:
     done = conformance(
         tmp_path, "--cell=own:right", "--dtype=float32", "-k", "half_precision or causality"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pararnn
+from pararnn import drm
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -17,3 +18,13 @@ def test_every_public_name_is_documented():
     documented = set(re.findall(r"\b\w+\b", text))
     public = {name for name in pararnn.__all__ if not name.startswith("_")}
     assert sorted(public - documented) == []
+
+
+def test_every_public_name_of_the_drm_has_its_place():
+    pages = [*(DOCS / "cells").glob("drm*.md"), *DOCS.glob("drm*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    placed = re.findall(r"^::: pararnn\.drm\.(?:\w+\.)?(\w+)$", text, re.MULTILINE)
+    assert len(placed) == len(set(placed))
+    constants = {name for name in drm.__all__ if name.isupper() and name != "DRM"}
+    assert sorted(set(drm.__all__) - constants - set(placed)) == []
+    assert all(f"`{name}`" in text or f"drm.{name}`" in text for name in constants)

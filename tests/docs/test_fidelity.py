@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pararnn
+from pararnn.cards import part_names
 from pararnn.cells.facts import FIDELITY_LABELS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -23,7 +24,7 @@ def test_the_page_defines_exactly_the_labels():
 
 
 def test_cards_use_the_labels_as_the_page_says():
-    assert len(shown()) == len(pararnn.cell_names())
+    assert len(shown()) == len(pararnn.cell_names()) + len(part_names())
     for labels in shown():
         assert set(labels) <= set(FIDELITY_LABELS)
         assert labels == ["paper-faithful"] or "paper-faithful" not in labels

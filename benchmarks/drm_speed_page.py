@@ -1,0 +1,182 @@
+"""Makes the tables of the page on the DRM's performance from the results of `gpu_drm.py`.
+
+    python benchmarks/drm_speed_page.py [RESULTS.json]
+
+The default is the newest committed result. In place of a table of what was not measured there is a
+line that says so. The output is deterministic.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from card_numerics import ROOT
+from channelwise_page import RESULTS, by, median, ms, table
+from linear_page import captured, done
+
+Row = dict[str, Any]
+Found = dict[str, Any]
+
+
+def newest() -> Path:
+    results = sorted(RESULTS.glob("*-h200-drm.json"))
+    if not results:
+        raise SystemExit("no results of benchmarks/gpu_drm.py in benchmarks/results")
+    return results[-1]
+
+
+def small(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0e}"
+
+
+def problem(row: Row) -> list[str]:
+    """What identifies a rollout."""
+    return [f"`{row['variant']}`", row["weights"], str(row["dt"])]
+
+
+def checks_table(found: Found) -> str:
+    lines = []
+    for row in found["checks"]:
+        worst = max((e["of tolerance"] for e in row.get("errors", {}).values()), default=None)
+        of = "–" if worst is None else f"{worst:.2f}"
+        verdict = "pass" if row["ok"] else "**fail**"
+        lines.append([f"`{row['variant']}`", row["preset"], f"`{row['path']}`", verdict, of])
+    head = ["Variant", "semantics", "path", "result", "of tolerance"]
+    return table("Checks of the DRM on the GPU", head, lines, left=4)
+
+
+def train_table(found: Found) -> str:
+    lines = []
+    for row in done(found["train"]):
+        ways = [way for way in ("eager", "graph") if way in row]
+        lines.append([
+            f"`{row['variant']}`", row["preset"], row["precision"], by(row["shape"]),
+            f"{row['parameters'] / 1e6:.1f}", ms(median(row, "eager")),
+            captured(row, "graph") if "graph" in ways else "–",
+            f"{max(row[way]['tokens/s'] for way in ways):,}",
+            f"{row.get('peak', 0) / 2**30:.2f}",
+        ])  # fmt: skip
+    head = ["Variant", "semantics", "precision", "B×T", "million parameters", "eager", "graph",
+            "tokens/s", "GiB"]  # fmt: skip
+    return table("Training calls of the DRM", head, lines, left=4)
+
+
+def naturalize_table(found: Found) -> str:
+    lines = [
+        [f"{r['points']} × {r['vectors']}", r["precision"],
+         captured(r, "forward"), captured(r, "both")]
+        for r in done(found["naturalize"])
+    ]  # fmt: skip
+    head = ["metrics × velocities", "precision", "forward", "forward and backward"]
+    return table("Times of naturalization", head, lines, left=2)
+
+
+def memory_table(found: Found) -> str:
+    lines = [
+        [by(r["shape"]), r["backend"], captured(r, "forward"), captured(r, "both")]
+        for r in done(found["memory"])
+    ]
+    head = ["B×T×d", "backend", "forward", "forward and backward"]
+    return table("Times of the memory's scan", head, lines, left=2)
+
+
+def gap_table(found: Found) -> str:
+    rows = done(found["gap"])
+    lengths = list(rows[0]["gap"]) if rows else []
+    lines = [problem(r) + [f"{r['gap'][n]:.3f}" for n in lengths] for r in rows]
+    head = ["Variant", "weights", "dt", *(f"L = {n}" for n in lengths)]
+    return table("Distance of the block path from the recurrence", head, lines, left=3)
+
+
+def rollout_table(found: Found) -> str:
+    lines = []
+    for row in done(found["rollout"]):
+        loop = median(row, "loop")
+        for window, one in row["windows"].items():
+            lines.append([
+                *problem(row), by(row["shape"]), f"{row['norm']:.1f}", str(window),
+                str(one["corrections"]), str(one["looped"]), ms(loop), ms(median(one, "time")),
+                f"{loop / median(one, 'time'):.1f}", small(one["error"]),
+                small(one["error_bound"]),
+            ])  # fmt: skip
+    head = ["Variant", "weights", "dt", "B×T", "largest norm", "window", "corrections",
+            "windows in the loop", "loop", "parallel", "times as fast", "error",
+            "bound"]  # fmt: skip
+    return table("The recurrence, solved in parallel", head, lines, left=4)
+
+
+def gradient_table(found: Found) -> str:
+    lines = []
+    for row in done(found["gradient"]):
+        loop, ours = median(row, "loop"), median(row, "parallel")
+        lines.append([
+            *problem(row), by(row["shape"]), str(sum(row["corrections"])),
+            str(sum(row["backward"])), ms(loop), ms(ours), f"{loop / ours:.1f}",
+            small(row["difference"]),
+        ])  # fmt: skip
+    head = ["Variant", "weights", "dt", "B×T", "corrections", "backward", "loop", "parallel",
+            "times as fast", "difference"]  # fmt: skip
+    return table("Forward and backward of the parallel path", head, lines, left=4)
+
+
+def compile_table(found: Found) -> str:
+    lines = [
+        [f"`{r['variant']}`", r["precision"], by(r["shape"]), f"{r['seconds']:.0f} s",
+         captured(r, "both"), f"{r['both']['tokens/s']:,}", small(r["difference"])]
+        for r in done(found["compile"])
+    ]  # fmt: skip
+    head = ["Variant", "precision", "B×T", "first call", "call", "tokens/s", "difference"]
+    return table("The DRM under torch.compile", head, lines, left=3)
+
+
+def provenance(found: Found) -> str:
+    """Where and how, and what has no numbers."""
+    lost = [r["case"] for name in TABLES for r in found.get(name, []) if "case" in r]
+    text = (
+        f"{found['device']}, torch {found['torch']}, Triton {found['triton']}, CUDA "
+        f"{found['cuda']}, {found['date']}; `{found['command']}`; {found['seconds']:.0f} s in all, "
+        f"of revision `{found['revision']}`. Times in milliseconds.\n"
+    )
+    for row in found.get("trained", []):
+        first, last = row["nats"]
+        text += f"\nTrained weights of `{row['variant']}`: from {first} to {last} nats a byte.\n"
+    if lost:
+        cases = ", ".join(f"`{case}`" for case in lost).replace("'", "")
+        text += f"\n{len(lost)} cases raised and have no numbers: {cases}.\n"
+    return text
+
+
+TABLES = {
+    "checks": checks_table,
+    "train": train_table,
+    "naturalize": naturalize_table,
+    "memory": memory_table,
+    "gap": gap_table,
+    "rollout": rollout_table,
+    "gradient": gradient_table,
+    "compile": compile_table,
+}
+
+
+def outputs(found: Found) -> Iterator[tuple[Path, str]]:
+    """Every file that is made, and its text."""
+    yield RESULTS / "drm_speed_provenance.md", provenance(found)
+    for name, make in TABLES.items():
+        text = make(found) if done(found.get(name, [])) else "Not measured in this run.\n"
+        yield RESULTS / f"drm_speed_{name}.md", text
+
+
+def main() -> int:
+    path = Path(sys.argv[1]) if sys.argv[1:] else newest()
+    for target, text in outputs(json.loads(path.read_text(encoding="utf-8"))):
+        target.write_text(text, encoding="utf-8")
+        print(target.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Card of the whole model (notes, sections 1 and 10 to 16)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...cells.facts import Deviation, Symbol
+from ..emitter import LanguageEmitter
+from ..initial import DRMStateInitializer, TokenEmbedding
+from ..model import DRM
+from ..risk import RiskField
+from .part import NOTES, Formula, Part
+from .switches import SWITCHES
+
+MODEL = Part(
+    name="DRM",
+    title="DRM",
+    slug="drm",
+    family="DRM",
+    fidelity=("notes-faithful",),
+    modules=(DRM, TokenEmbedding, DRMStateInitializer, LanguageEmitter, RiskField),
+    summary="The geometric state-space language model of the notes. Learned directions and a learned "
+    "metric move a state; mixer, token residual and selective memory correct it; logits are read "
+    "from it. Each is a switch.",
+    sources=(replace(NOTES, equations="sections 1 and 10 to 16, and the parts"),),
+    symbols=(
+        Symbol("x_t", "(B,)", "token, an integer below vocab_size"),
+        Symbol("e_t", "(B, d_token)", "its embedding"),
+        Symbol("z_0", "(B, d_state)", "learned first state, the same for every sequence"),
+        Symbol("v_t", "(B, d_state)", "applied velocity: directions and flow, metric"),
+        Symbol(
+            r"\tilde{z}_t", "(B, d_state)", "base state, by the block path or the recurrent path"
+        ),
+        Symbol(r"\bar{z}_t, z'_t, z^{J}_t", "(B, d_state)", "after mixer, token residual, memory"),
+        Symbol(r"\ell_t", "(B, vocab_size)", "logits of the next token"),
+        Symbol(r"b_t, u_t", "(B,)", "blindspot and dubiety, probabilities of the risk field"),
+        Symbol(r"\rho_t", "(B,)", "risk mass, in [0, 10]"),
+        Symbol(r"\mathcal{A}", "scalar", "action proxy"),
+        Symbol(r"\mathcal{R}_k, \lambda_k", "scalar", "regularisers and their weights"),
+    ),
+    equations=(
+        Formula("e", r"e_t = E(x_t)"),
+        Formula("base", r"\tilde{z}_t = \mathrm{Bnd}(\tilde{z}_{t-1} + \mathrm{dt}\, v_t)"),
+        Formula("mixer", r"\bar{z} = \tilde{z} + \eta_{\mathrm{mix}} F(\tilde{z}, \ldots)"),
+        Formula("residual", r"z'_t = \bar{z}_t + \eta_{\mathrm{tok}} W_{\mathrm{tok}} e_t"),
+        Formula("memory", r"z^{J}_t = z'_t + \eta_{\mathrm{mem}} m_t"),
+        Formula("logits", r"\ell_t = f_{\mathrm{emit}}(z^{J}_t)"),
+        Formula("p", r"p(x_{t+1} | x_1, \ldots, x_t) = \operatorname{softmax}(\ell_t)"),
+        Formula(
+            "cross entropy",
+            r"\mathcal{L}_{\mathrm{CE}} = -\frac{1}{T} \sum_t \log p(x_{t+1} | x_1, \ldots, x_t)",
+        ),
+        Formula("action", r"\mathcal{A} = \sum_t \mathrm{dt}\, v_t^\top (G_t + \rho_t I) v_t"),
+        Formula(
+            "risk",
+            r"\rho_t = \min(|\alpha_b|\, b_t^{|\beta_b|} + |\alpha_u|\, u_t^{|\beta_u|},\; 10)",
+        ),
+        Formula(
+            "loss",
+            r"\mathcal{L} = \mathcal{L}_{\mathrm{CE}} + \lambda_{\mathrm{action}} \mathcal{A} + "
+            r"\sum_k \lambda_k \mathcal{R}_k",
+        ),
+    ),
+    update="base",
+    structure=("dense",),
+    path="blocks; sweeps or shooting",
+    parallel_path="The block path, the default, computes a block at once and blocks one after the "
+    "other. The recurrent path can be solved in parallel, exactly. The memory is one scan.",
+    numerics="Every path and option is causal, exactly: logits do not depend on later tokens. The "
+    "system of the metric is solved in float64, the memory runs in float32 at least.",
+    not_claimed=(
+        "No geodesics: the metric is positive definite, the velocities follow directions and the "
+        "action is measured, and none of that makes the path optimal, a solution of the geodesic "
+        "equation, unique, complete or convergent to a geodesic (section 14).",
+        "Nothing of the roadmap: no degenerate metric with a kernel, strata, anchors, transport, "
+        "connection, holonomy, pullback metric in the dynamics, boundary-value solver or validated "
+        "topology (section 15). The page of open problems has what can be measured of them.",
+        "Causality does not make block states equal to recurrent ones (section 12).",
+        "SSM_CONTROL is a control of the number of parameters. It is no control of computation, "
+        "and no Mamba baseline (section 13).",
+        "Angles given as cosine and sine are circular where they are used, which is nowhere in the "
+        "model; no topology of learned trajectories follows (section 16).",
+        "No superiority: neither directions, metric nor naturalization are shown to help.",
+    ),
+    switches=tuple(SWITCHES.values()),
+    deviations=(
+        Deviation(
+            "The state of step t has absorbed the token of step t, and the logits of step t are "
+            "read from it",
+            "the notes write both that the state moves after it is read and that its logits "
+            "predict the next token, which is off by one",
+            "the logits of a token depend on it, as language modelling needs",
+            "drm-causality",
+        ),
+        Deviation(
+            "There is a risk field, in the energy only; its powers are taken through logarithms",
+            "section 11 names risk among the regularisers without a formula; this is that of the "
+            "published system, whose slope is infinite at 0 for powers below 1",
+            "absent by default",
+            "tests/drm/test_small_parts.py",
+        ),
+        Deviation(
+            "Terms of the loss with weight 0 are not computed",
+            "the published system multiplies them by 0, which makes NaN of an infinite term and "
+            "lets weight decay act on parameters that nothing else moves",
+            "none on finite losses",
+            "drm-terms",
+        ),
+        Deviation(
+            "A weight of the metric's diversity above that of its size is an error",
+            "the loss would have no lower bound",
+            "metric_diversity is at most metric_reg",
+            "tests/drm/test_losses.py",
+        ),
+        Deviation(
+            "Every part draws its first weights from a stream of its own",
+            "section 5 compares variants whose shared parts start alike",
+            "parts of equal size start with the same bits in all variants of a seed",
+            "drm-ablation",
+        ),
+        Deviation(
+            "Geodesic steps, directional candidates, endpoint correction and fixed points with "
+            "Anderson mixing are left out",
+            "options of the published system beside the equations of the notes; the endpoint "
+            "correction leaks later tokens into earlier states",
+            "the recurrence itself is solved in parallel in their place",
+            "drm-causality",
+        ),
+    ),
+)

@@ -1,0 +1,359 @@
+"""What a DRM is built from. The defaults are the notes; :data:`PUBLISHED` is the published system."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "transition": ("direction", "direct", "none"),
+        "naturalization_form": ("post", "subspace", "orthonormal"),
+        "naturalization_precision": ("safe", "single", "published"),
+        "evaluation_strength": ("scheduled", "maximum"),
+        "path": ("block", "recurrent", "parallel"),
+        "block_carry": ("base", "final"),
+        "memory_start": ("carried", "block_state"),
+        "action_form": ("sum", "mean"),
+        "risk": ("absent", "disabled", "enabled"),
+        "emitter_form": ("mlp", "swiglu"),
+    }
+)
+"""The words that a field takes."""
+
+# Lowest value of an integer; a real number's range is (least, greatest, whether least is allowed).
+INTEGERS = {
+    "vocab_size": 1,
+    "d_token": 1,
+    "d_state": 1,
+    "n_directions": 1,
+    "metric_rank": 0,
+    "hidden_size": 1,
+    "direction_basis": 0,
+    "metric_basis": 0,
+    "gate_top_k": 0,
+    "naturalization_warmup": 0,
+    "flow_steps": 1,
+    "geometry_interval": 1,
+    "truncation": 0,
+    "block_length": 0,
+    "parallel_window": 0,
+    "parallel_corrections": 1,
+    "mixer_hidden": 1,
+    "mixer_kernel": 1,
+    "mixer_layers": 1,
+    "mixer_dilation_growth": 1,
+    "memory_hidden": 1,
+    "refinement_layers": 0,
+    "emitter_layers": 1,
+    "seed": 0,
+}
+NUMBERS = {
+    "dropout": (0.0, 1.0, True),
+    "gate_temperature": (0.0, math.inf, False),
+    "gate_logit_bias": (-10.0, 10.0, True),
+    "metric_eps": (0.0, math.inf, False),
+    "naturalization_strength": (0.0, 1.0, True),
+    "naturalization_damping": (0.0, math.inf, True),
+    "dt": (0.0, math.inf, False),
+    "state_radius": (0.0, math.inf, False),
+    "parallel_tolerance": (0.0, 1.0, True),
+    "mixer_scale": (0.0, math.inf, True),
+    "token_residual_scale": (0.0, math.inf, True),
+    "memory_scale": (0.0, math.inf, True),
+    "memory_forget_bias": (-10.0, 10.0, True),
+    "refinement_scale": (0.0, math.inf, True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DRMConfig:
+    """Sizes, parts and semantics of a DRM. Section numbers are those of the notes.
+
+    Parameters
+    ----------
+    vocab_size, d_token, d_state, hidden_size, n_directions, metric_rank
+        Sizes: tokens, width of an embedding, width of the state, width inside every network, number
+        of directions, columns of ``U``.
+    dropout
+        Between the two layers of every network, while training.
+    seed
+        Every part draws its start from a stream of its own, so that parts which two models share
+        start alike, bit for bit; the global generator is not touched.
+    transition
+        ``'direction'``: a :class:`DirectionField` and a :class:`DRMFlow` (sections 2, 3);
+        ``'direct'``: a :class:`DirectStateTransition`; ``'none'``: no base dynamics (section 13).
+    direction_basis, metric_basis
+        With q > 0, directions (columns of ``U``) are combinations of q learned vectors, so they
+        stay in one q-dimensional space, whatever the state. 0: free.
+    normalize_directions
+        Divide each direction by its Euclidean norm.
+    gate_temperature, gate_logit_bias, gate_top_k, gate_top_k_renormalize
+        Gates are ``σ((logit + bias) / temperature)``; with k > 0 all but the k largest are 0, and
+        the rest is rescaled to the former sum if asked.
+    metric, metric_eps
+        Whether there is a :class:`RelationalMetric` (section 4), and the floor of its diagonal.
+    naturalization_strength, naturalization_damping, naturalization_warmup
+        ``s``, ``λ`` of section 5, and the number of training steps over which ``s`` grows from 0.
+    naturalization_form
+        ``'post'``: section 5; ``'subspace'``, ``'orthonormal'``: solved in the span of the
+        directions, so that the velocity stays in it.
+    naturalization_precision
+        ``'safe'``: solved in float64 and rounded once, at the end; ``'single'``: the same in
+        float32 (float64 stays); ``'published'``: the correction is rounded to the dtype of the
+        velocity before it is subtracted.
+    evaluation_strength
+        Strength in evaluation: ``'scheduled'``, that of the last training step (the maximum if there
+        was none), or ``'maximum'``.
+    dt, flow_steps, bounded_state, state_radius
+        Section 6: step size, steps a token (recurrent path), whether the state is kept within the
+        radius.
+    path, block_length
+        ``'block'`` (section 7) with blocks of this length, 0 for the whole sequence;
+        ``'recurrent'`` (section 6), where blocks only bound the mixer; or ``'parallel'``, the
+        states of the recurrent path, solved for all tokens of a window at once.
+    geometry_interval, truncation
+        Recurrent path: flow steps between two evaluations of the geometry; tokens after which the
+        graph is cut while training, 0 for never.
+    parallel_window, parallel_corrections, parallel_tolerance, parallel_certify
+        Parallel path: tokens of a window, 0 for the whole sequence; corrections after which a
+        window is left to the loop; estimated error to end at, 0 for that of the dtype; whether to
+        bound the error (see :func:`sweep_states`).
+    bound_increments
+        Whether each increment of a block is bounded before the sum is. The notes bound the sum.
+    bound_corrections
+        Whether the state is bounded again after the mixer, the token residual, the memory and each
+        refinement.
+    block_carry
+        The start of the next block: ``'base'``, ``z̃`` at the end (section 7), or ``'final'``, the
+        state with mixer, residual and memory.
+    mixer, mixer_hidden, mixer_kernel, mixer_layers, mixer_dilation_growth, mixer_scale
+        The causal convolution of section 7.
+    token_residual, token_residual_scale
+        Section 8.
+    memory, memory_hidden, memory_scale, memory_forget_bias
+        Section 9.
+    memory_start
+        ``'carried'``: one recurrence over the sequence, from zero; ``'block_state'``: it restarts
+        in every block, from the state at the block's start.
+    risk
+        A :class:`RiskField`: ``'absent'``, ``'disabled'`` (its parameters are there, unused) or
+        ``'enabled'``.
+    refinement_layers, refinement_scale
+        More geometry, at every position.
+    emitter_layers, emitter_form, emitter_residual
+        Section 10.
+    action_form
+        ``'sum'``: ``Σ_t dt E_t`` (section 11); ``'mean'``: the mean of ``E_t``, without dt.
+
+    Raises
+    ------
+    TypeError
+        If a value is of another type.
+    ValueError
+        If a value is out of its range, or two do not go together.
+    """
+
+    vocab_size: int = 256
+    d_token: int = 64
+    d_state: int = 96
+    hidden_size: int = 128
+    n_directions: int = 12
+    metric_rank: int = 8
+    dropout: float = 0.0
+    seed: int = 0
+    transition: str = "direction"
+    direction_basis: int = 0
+    normalize_directions: bool = True
+    gate_temperature: float = 1.5
+    gate_logit_bias: float = -1.0
+    gate_top_k: int = 0
+    gate_top_k_renormalize: bool = False
+    metric: bool = True
+    metric_basis: int = 0
+    metric_eps: float = 1e-4
+    naturalization_strength: float = 0.5
+    naturalization_damping: float = 0.3
+    naturalization_warmup: int = 0
+    naturalization_form: str = "post"
+    naturalization_precision: str = "safe"
+    evaluation_strength: str = "scheduled"
+    dt: float = 0.1
+    flow_steps: int = 1
+    bounded_state: bool = True
+    state_radius: float = 8.0
+    path: str = "block"
+    block_length: int = 64
+    parallel_window: int = 64
+    parallel_corrections: int = 16
+    parallel_tolerance: float = 0.0
+    parallel_certify: bool = False
+    geometry_interval: int = 1
+    truncation: int = 0
+    bound_increments: bool = False
+    bound_corrections: bool = False
+    block_carry: str = "base"
+    mixer: bool = False
+    mixer_hidden: int = 256
+    mixer_kernel: int = 8
+    mixer_layers: int = 1
+    mixer_dilation_growth: int = 1
+    mixer_scale: float = 0.1
+    token_residual: bool = False
+    token_residual_scale: float = 0.1
+    memory: bool = False
+    memory_hidden: int = 256
+    memory_scale: float = 0.1
+    memory_forget_bias: float = 2.0
+    memory_start: str = "carried"
+    risk: str = "absent"
+    refinement_layers: int = 0
+    refinement_scale: float = 0.1
+    emitter_layers: int = 1
+    emitter_form: str = "mlp"
+    emitter_residual: bool = False
+    action_form: str = "sum"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name))
+        self._combined()
+
+    def _combined(self) -> None:
+        """What does not go together."""
+        if self.transition == "none":
+            if self.metric:
+                raise ValueError(
+                    "metric: got True with transition='none', where there is no velocity to "
+                    "naturalize; set metric=False and naturalization_strength=0."
+                )
+            if self.path != "block":
+                raise ValueError(
+                    f"path: got {self.path!r} with transition='none', where the state does not "
+                    "move; use path='block'."
+                )
+            if self.refinement_layers:
+                raise ValueError(
+                    f"refinement_layers: got {self.refinement_layers} with transition='none'; "
+                    "set it to 0."
+                )
+        if not self.metric and self.naturalization_strength:
+            raise ValueError(
+                f"naturalization_strength: got {self.naturalization_strength} with metric=False; "
+                "set it to 0."
+            )
+        if self.naturalization_form != "post" and self.transition != "direction":
+            raise ValueError(
+                f"naturalization_form: got {self.naturalization_form!r} with transition="
+                f"{self.transition!r}, which has no directions; use 'post'."
+            )
+        if self.gate_top_k > self.n_directions:
+            raise ValueError(
+                f"gate_top_k: got {self.gate_top_k}, expected at most n_directions="
+                f"{self.n_directions}; 0 keeps all."
+            )
+        if self.path != "block":
+            if self.block_carry == "final" and (self.mixer or self.token_residual or self.memory):
+                raise ValueError(
+                    f"block_carry: got 'final' with path={self.path!r} and a mixer, token residual "
+                    "or memory; the recurrence carries its own state, use block_carry='base'."
+                )
+            if self.refinement_layers:
+                raise ValueError(
+                    f"refinement_layers: got {self.refinement_layers} with path={self.path!r}; "
+                    "refinement belongs to blocks, use path='block'."
+                )
+        if self.path != "recurrent" and self.flow_steps != 1:
+            raise ValueError(
+                f"flow_steps: got {self.flow_steps} with path={self.path!r}, which takes one step "
+                "a token; use 1, or path='recurrent'."
+            )
+        if self.path == "parallel":
+            for name, plain in (("geometry_interval", 1), ("truncation", 0)):
+                if getattr(self, name) != plain:
+                    raise ValueError(
+                        f"{name}: got {getattr(self, name)} with path='parallel', whose steps "
+                        f"depend on nothing but their state and token; use {plain}, or "
+                        "path='recurrent'."
+                    )
+
+    def changed(self, **changes: Any) -> DRMConfig:
+        """A copy with other values; an unknown name is an error that suggests a known one."""
+        _known(changes)
+        return replace(self, **changes)
+
+    def published(self) -> DRMConfig:
+        """A copy with the semantics of the published system, :data:`PUBLISHED`."""
+        warm = {"naturalization_warmup": 500} if self.naturalization_strength else {}
+        return self.changed(**PUBLISHED, **warm)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DRMConfig:
+        """A configuration of plain values.
+
+        Raises
+        ------
+        TypeError
+            If a name is unknown.
+        """
+        _known(values)
+        return cls(**values)
+
+    def strength(self, step: int) -> float:
+        """``s`` in a training step: it grows linearly over the warm-up."""
+        warmup = self.naturalization_warmup
+        if not warmup:
+            return self.naturalization_strength
+        return self.naturalization_strength * min(step / warmup, 1.0)
+
+
+PUBLISHED: Mapping[str, Any] = MappingProxyType(
+    {
+        "naturalization_precision": "published",
+        "evaluation_strength": "maximum",
+        "bound_increments": True,
+        "bound_corrections": True,
+        "block_carry": "final",
+        "memory_start": "block_state",
+        "action_form": "mean",
+    }
+)
+"""Where the published system differs from its notes."""
+
+
+def _known(values: Mapping[str, Any]) -> None:
+    names = [field.name for field in fields(DRMConfig)]
+    for name in values:
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see DRMConfig for the names."
+            raise TypeError(f"DRMConfig has no field {name!r}; {hint}")
+
+
+def _check(name: str, value: object) -> None:
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            raise ValueError(f"{name}: got {value!r}, expected one of {CHOICES[name]}.")
+    elif name in INTEGERS:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: got {value!r}, expected an integer.")
+        if value < INTEGERS[name]:
+            raise ValueError(f"{name}: got {value}, expected an integer ≥ {INTEGERS[name]}.")
+    elif name in NUMBERS:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name}: got {value!r}, expected a number.")
+        least, greatest, closed = NUMBERS[name]
+        above = value >= least if closed else value > least
+        if not (above and value <= greatest and math.isfinite(value)):
+            bracket, end = "[" if closed else "(", "∞)" if greatest == math.inf else f"{greatest}]"
+            raise ValueError(f"{name}: got {value}, expected a number in {bracket}{least}, {end}.")
+    elif not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}, expected True or False.")

@@ -1,0 +1,25 @@
+"""Coefficients of the directions, and the transition that does without (notes, section 3)."""
+
+from __future__ import annotations
+
+from .networks import StateTokenNetwork
+
+
+class DRMFlow(StateTokenNetwork):
+    r"""Coefficients \(c_i(z, e) \in [-1, 1]\) of ``n_directions`` directions.
+
+    \(c = \tanh(C_2\,\mathrm{GELU}(C_1 [z; e]))\); the raw velocity is
+    :meth:`Directions.velocity <pararnn.drm.Directions.velocity>` of them.
+    """
+
+    def __init__(
+        self, d_state: int, d_token: int, hidden: int, n_directions: int, dropout: float = 0.0
+    ):
+        super().__init__(d_state, d_token, hidden, n_directions, dropout)
+
+
+class DirectStateTransition(StateTokenNetwork):
+    r"""A velocity \(T(z, e) \in [-1, 1]^d\) without directions, as in J_NO_DIRECTION."""
+
+    def __init__(self, d_state: int, d_token: int, hidden: int, dropout: float = 0.0):
+        super().__init__(d_state, d_token, hidden, d_state, dropout)

@@ -1,0 +1,354 @@
+r"""Cross entropy, action and regularisers (notes, sections 10 and 11).
+
+The loss is \(\mathcal{L}_{CE} + \sum_k \lambda_k \mathcal{R}_k\). A term of weight 0 is **not
+computed**: it can neither turn the loss into NaN nor give parameters a zero gradient, which an
+optimizer with weight decay would act on.
+
+Means over time count the geometry of a block once a step, as :class:`Trace` records it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import _checks as checks
+from .config import DRMConfig
+from .metric import Metric
+from .trace import Trace
+
+FRACTION_MODES = ("upper_bound", "target")
+SMALLEST_GATE = 1e-8
+
+
+class Rollout(Protocol):
+    """What the losses look at of a model's output."""
+
+    @property
+    def logits(self) -> Tensor:
+        """``(B, T, V)``."""
+
+    @property
+    def states(self) -> Tensor:
+        """Emitted states, ``(B, T, d)``."""
+
+    @property
+    def trace(self) -> Trace:
+        """Velocities and geometry."""
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """Weights and targets of the terms; all weights are 0 unless given.
+
+    Attributes
+    ----------
+    action
+        Energy of the velocities along the path, by ``DRMConfig.action_form``: ``'sum'``, the mean
+        over the batch of \\(\\sum_t dt\\,E_t\\), or ``'mean'``, the mean of \\(E_t\\).
+    dim_sparsity
+        Mean of dimD, the sum of the gates.
+    dim_entropy
+        Minus the mean Bernoulli entropy of the gates: entropy is rewarded.
+    dim_variance
+        ``(dim_std - std(dimD))₊²`` with the population deviation over batch and time.
+    active_fraction
+        With ``q`` the mean of dimD/n: ``(q - fraction)₊²`` with ``fraction_mode='upper_bound'``,
+        ``(q - fraction)²`` with ``'target'``.
+    metric_reg
+        ``mean(D²) + mean(U²)``.
+    metric_diversity
+        Minus the mean population variance of ``D`` over time. Unbounded below if its weight exceeds
+        that of ``metric_reg``, which is an error here.
+    factor_floor
+        Mean of ``(factor_least - ‖U‖_F)₊²``.
+    factor_target
+        ``(mean ‖U‖_F - factor_norm)²``.
+    condition
+        ``(log mean κ - log condition_target)₊²``, with κ the upper bound of the condition number,
+        ``(max D + ‖U‖_F²) / max(min D, 1e-8)``.
+    recurrence
+        Mean over the batch of ``(‖z_T‖ - ‖z_1‖)²``.
+    stability
+        Mean of ``(ℓ_{t+1} - ℓ_t)²`` over the logits.
+    risk
+        Mean risk mass.
+    """
+
+    action: float = 0.0
+    dim_sparsity: float = 0.0
+    dim_entropy: float = 0.0
+    dim_variance: float = 0.0
+    active_fraction: float = 0.0
+    metric_reg: float = 0.0
+    metric_diversity: float = 0.0
+    factor_floor: float = 0.0
+    factor_target: float = 0.0
+    condition: float = 0.0
+    recurrence: float = 0.0
+    stability: float = 0.0
+    risk: float = 0.0
+    dim_std: float = field(default=0.15, metadata={"target": True})
+    fraction: float = field(default=0.65, metadata={"target": True})
+    fraction_mode: str = field(default="upper_bound", metadata={"target": True})
+    factor_least: float = field(default=0.05, metadata={"target": True})
+    factor_norm: float = field(default=1.0, metadata={"target": True})
+    condition_target: float = field(default=100.0, metadata={"target": True})
+
+    def __post_init__(self) -> None:
+        for what, value in self.terms().items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"LossWeights: {what}: got {value}, expected a finite number ≥ 0.")
+        if self.fraction_mode not in FRACTION_MODES:
+            raise ValueError(
+                f"LossWeights: fraction_mode: got {self.fraction_mode!r}, expected one of "
+                f"{FRACTION_MODES}."
+            )
+        if not self.condition_target >= 1:
+            raise ValueError(
+                f"LossWeights: condition_target: got {self.condition_target}, expected a condition "
+                "number, at least 1."
+            )
+        if self.metric_diversity > self.metric_reg:
+            raise ValueError(
+                f"LossWeights: got metric_diversity={self.metric_diversity} above "
+                f"metric_reg={self.metric_reg}, with which the loss has no lower bound; raise "
+                "metric_reg to at least as much."
+            )
+
+    def terms(self) -> dict[str, float]:
+        """Weight of every term, by name, the zero ones included."""
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if not item.metadata.get("target")
+        }
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The total, a scalar, and the terms that it is made of, unweighted, by name."""
+
+    total: Tensor
+    terms: Mapping[str, Tensor]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats a token.
+
+    The targets are already shifted: ``targets[:, t]`` is the token after position ``t``. Nothing is
+    shifted here.
+
+    Parameters
+    ----------
+    logits
+        ``(B, T, V)``.
+    targets
+        ``(B, T)`` int64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes or dtypes do not fit, or there is no token.
+    """
+    checks.floating("cross_entropy: logits", logits)
+    if logits.ndim != 3 or targets.shape != logits.shape[:2]:
+        raise ValueError(
+            f"cross_entropy: got logits {tuple(logits.shape)} and targets {tuple(targets.shape)}, "
+            "expected (B, T, V) and (B, T)."
+        )
+    if targets.dtype != torch.int64:
+        raise TypeError(
+            f"cross_entropy: targets: got {targets.dtype}, expected torch.int64; convert with "
+            ".long()."
+        )
+    if targets.numel() == 0:
+        raise ValueError("cross_entropy: got no tokens, expected at least one.")
+    return F.cross_entropy(
+        logits.to(checks.state_dtype(logits.dtype)).flatten(0, 1), targets.flatten()
+    )
+
+
+def drm_loss(
+    output: Rollout, targets: Tensor, config: DRMConfig, weights: LossWeights | None = None
+) -> Loss:
+    """Cross entropy plus every term whose weight is not 0.
+
+    Parameters
+    ----------
+    output
+        What the model returned.
+    targets
+        ``(B, T)`` int64, already shifted.
+    config
+        The model's; ``dt`` and ``action_form`` are read.
+    weights
+        All 0 if not given: cross entropy alone.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`cross_entropy`; and if a term is asked for that the model has nothing for.
+    """
+    weights = weights or LossWeights()
+    terms = {"ce": cross_entropy(output.logits, targets)}
+    total = terms["ce"]
+    for name, weight in weights.terms().items():
+        if weight != 0:
+            terms[name] = _TERMS[name](output, config, weights)
+            total = total + weight * terms[name]
+    return Loss(total, terms)
+
+
+def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
+    """Mean squared distance of block states from exact ones, which get no gradient.
+
+    Parameters
+    ----------
+    base
+        Base states of the block path, ``(B, T, d)``.
+    exact
+        Of the recurrence, from the same start and tokens, as :func:`recurrent_states` gives them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not floating-point tensors of one shape, or empty.
+    """
+    checks.floating("block_consistency: base", base)
+    name = "block_consistency: exact"
+    checks.trailing(name, checks.floating(name, exact), tuple(base.shape), 0)
+    if base.numel() == 0:
+        raise ValueError("block_consistency: got no states, expected at least one.")
+    return (base - exact.detach()).square().mean()
+
+
+def _geometry(output: Rollout, what: str) -> tuple[Tensor, Tensor]:
+    """A field of the trace, and the share of the steps that each of its points has, ``(N,)``."""
+    value: Tensor | None = getattr(output.trace, what)
+    if value is None:
+        raise ValueError(
+            f"drm_loss: got a weight for a term that needs the {what} of the trace, which this "
+            "model does not have; set the weight to 0."
+        )
+    dtype = checks.state_dtype(value.dtype)
+    share = output.trace.steps.to(value.device, dtype)
+    return value.to(dtype), share / share.sum()
+
+
+def _over_time(value: Tensor, share: Tensor) -> Tensor:
+    """Mean over time, dimension 1, with the shares of the steps."""
+    return torch.tensordot(value, share, ([1], [0]))
+
+
+def _dimension(output: Rollout) -> tuple[Tensor, Tensor]:
+    gates, share = _geometry(output, "gates")
+    return gates.sum(-1), share
+
+
+def _factor_norm(output: Rollout) -> tuple[Tensor, Tensor]:
+    factor, share = _geometry(output, "factor")
+    # vector_norm has the gradient 0 at U = 0.
+    return torch.linalg.vector_norm(factor, dim=(-2, -1)), share
+
+
+def _action(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    if output.trace.velocity is None:
+        raise ValueError(
+            "drm_loss: got a weight for action, but this model has no velocity; set it to 0."
+        )
+    energy = output.trace.energy()
+    return energy.mean() if config.action_form == "mean" else config.dt * energy.sum(1).mean()
+
+
+def _dim_sparsity(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    return _over_time(*_dimension(output)).mean()
+
+
+def _dim_entropy(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    gates, share = _geometry(output, "gates")
+    on, off = gates.clamp(min=SMALLEST_GATE), (1 - gates).clamp(min=SMALLEST_GATE)
+    return _over_time(gates * on.log() + (1 - gates) * off.log(), share).mean()
+
+
+def _dim_variance(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    dim, share = _dimension(output)
+    mean = _over_time(dim, share).mean()
+    variance = _over_time((dim - mean).square(), share).mean()
+    # The deviation has an infinite slope at 0.
+    deviation = torch.sqrt(variance.clamp(min=torch.finfo(dim.dtype).tiny))
+    return F.relu(weights.dim_std - deviation).square()
+
+
+def _active_fraction(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    gates, share = _geometry(output, "gates")
+    excess = _over_time(gates.mean(-1), share).mean() - weights.fraction
+    return (F.relu(excess) if weights.fraction_mode == "upper_bound" else excess).square()
+
+
+def _metric_reg(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    diagonal, share = _geometry(output, "diagonal")
+    value = _over_time(diagonal.square().mean(-1), share).mean()
+    factor, _ = _geometry(output, "factor")
+    if factor.numel() == 0:  # a diagonal metric: the mean of nothing is NaN
+        return value
+    return value + _over_time(factor.square().mean((-2, -1)), share).mean()
+
+
+def _metric_diversity(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    diagonal, share = _geometry(output, "diagonal")
+    mean = _over_time(diagonal, share).unsqueeze(1)
+    return -_over_time((diagonal - mean).square(), share).mean()
+
+
+def _factor_floor(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    norm, share = _factor_norm(output)
+    return _over_time(F.relu(weights.factor_least - norm).square(), share).mean()
+
+
+def _factor_target(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    return (_over_time(*_factor_norm(output)).mean() - weights.factor_norm).square()
+
+
+def _condition(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    diagonal, share = _geometry(output, "diagonal")
+    factor, _ = _geometry(output, "factor")
+    mean = _over_time(Metric(diagonal, factor).condition_bound(), share).mean()
+    return F.relu(mean.log() - math.log(weights.condition_target)).square()
+
+
+def _recurrence(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    norm = torch.linalg.vector_norm(output.states[:, [0, -1]], dim=-1)
+    return (norm[:, 1] - norm[:, 0]).square().mean()
+
+
+def _stability(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    change = output.logits.diff(dim=1).square()
+    return change.mean() if change.numel() else change.sum()
+
+
+def _risk(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    return _over_time(*_geometry(output, "risk")).mean()
+
+
+_TERMS = {
+    "action": _action,
+    "dim_sparsity": _dim_sparsity,
+    "dim_entropy": _dim_entropy,
+    "dim_variance": _dim_variance,
+    "active_fraction": _active_fraction,
+    "metric_reg": _metric_reg,
+    "metric_diversity": _metric_diversity,
+    "factor_floor": _factor_floor,
+    "factor_target": _factor_target,
+    "condition": _condition,
+    "recurrence": _recurrence,
+    "stability": _stability,
+    "risk": _risk,
+}

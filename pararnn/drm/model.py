@@ -1,0 +1,297 @@
+"""The language model: embedding, base states by one of three paths, corrections, logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .. import _checks as checks
+from .block import block_states, blockwise_states
+from .bound import bound_state
+from .config import DRMConfig
+from .dynamics import DRMDynamics
+from .emitter import LanguageEmitter
+from .initial import DRMStateInitializer, TokenEmbedding
+from .memory import SelectiveMemory
+from .mixer import CausalLocalMixer
+from .parallel import parallel_rollout
+from .recurrent import recurrent_states
+from .refinement import DRMRefinementLayer
+from .residual import TokenStateResidual
+from .rollout import Rollout, joined, trace_of
+from .streams import stream
+from .sweeps import Sweeps
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class DRMState:
+    """Where a sequence can be taken up, at the end of a block.
+
+    Attributes
+    ----------
+    z : Tensor
+        ``(B, d_state)``.
+    memory : Tensor, optional
+        ``(B, d_state)``; None where no memory is carried.
+    """
+
+    z: Tensor
+    memory: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DRMOutput:
+    """What the model returns.
+
+    Attributes
+    ----------
+    logits : Tensor
+        ``(B, T, vocab_size)``; those at t are of the token after ``x_t``, which the state has
+        absorbed.
+    states : Tensor
+        Emitted states, ``(B, T, d_state)``.
+    base : Tensor
+        Base states, before mixer, residual and memory, ``(B, T, d_state)``.
+    state : DRMState
+        After the last token.
+    recorded : Trace, optional
+        See :attr:`trace`.
+    sweeps : Sweeps, optional
+        Of the parallel path: whether and how it converged, what it cost and how far it may be off.
+    """
+
+    logits: Tensor
+    states: Tensor
+    base: Tensor
+    state: DRMState
+    recorded: Trace | None = None
+    sweeps: Sweeps | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """Velocities and geometry, for the losses.
+
+        Raises
+        ------
+        ValueError
+            If the model was not asked to record them.
+        """
+        if self.recorded is None:
+            raise ValueError("trace: got an output without one; call the model with trace=True.")
+        return self.recorded
+
+
+class DRM(nn.Module):
+    """The geometric state-space language model of the notes.
+
+    Parameters
+    ----------
+    config
+        Sizes, parts and semantics; the default is the notes with base dynamics only.
+
+    Raises
+    ------
+    TypeError
+        If ``config`` is not a :class:`DRMConfig`.
+    """
+
+    last_step: Tensor
+
+    def __init__(self, config: DRMConfig):
+        super().__init__()
+        if not isinstance(config, DRMConfig):
+            raise TypeError(
+                f"config: got {type(config).__name__}, expected a DRMConfig; "
+                "use DRMConfig.from_dict(...) for plain values."
+            )
+        self.config = config
+        d, e, seed = config.d_state, config.d_token, config.seed
+        with stream(seed, "embedding"):
+            self.embedding = TokenEmbedding(config.vocab_size, e)
+        with stream(seed, "state"):
+            self.initializer = DRMStateInitializer(d)
+        self.dynamics = DRMDynamics(config)
+        self.mixer: CausalLocalMixer | None = None
+        if config.mixer:
+            with stream(seed, "mixer"):
+                self.mixer = CausalLocalMixer(
+                    d,
+                    e,
+                    config.mixer_hidden,
+                    kernel=config.mixer_kernel,
+                    layers=config.mixer_layers,
+                    growth=config.mixer_dilation_growth,
+                    scale=config.mixer_scale,
+                )
+        self.residual: TokenStateResidual | None = None
+        if config.token_residual:
+            with stream(seed, "residual"):
+                self.residual = TokenStateResidual(d, e, scale=config.token_residual_scale)
+        self.memory: SelectiveMemory | None = None
+        if config.memory:
+            with stream(seed, "memory"):
+                self.memory = SelectiveMemory(config)
+        self.refinement = nn.ModuleList(
+            DRMRefinementLayer(config, 1 + i) for i in range(config.refinement_layers)
+        )
+        with stream(seed, "emitter"):
+            self.emitter = LanguageEmitter(config)
+        # The last training step seen; -1 before the first.
+        self.register_buffer("last_step", torch.tensor(-1))
+
+    @property
+    def carries_memory(self) -> bool:
+        """Whether the memory is one recurrence over all blocks."""
+        return self.memory is not None and self.config.memory_start == "carried"
+
+    def initial_state(self, batch: int) -> DRMState:
+        """The learned first state, and an empty memory."""
+        z = self.initializer(batch)
+        zero = z.new_zeros(z.shape, dtype=checks.state_dtype(z.dtype))
+        return DRMState(z, zero if self.carries_memory else None)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state: DRMState | None = None,
+        *,
+        step: int | None = None,
+        trace: bool = False,
+    ) -> DRMOutput:
+        """Logits, states and the state to go on from.
+
+        Parameters
+        ----------
+        tokens
+            ``(B, T)`` integers. Blocks are counted from the first of them.
+        state
+            To start from; by default the learned one. To go on as if the sequence had been given at
+            once, cut it between blocks.
+        step
+            The training step, for the warm-up of naturalization.
+        trace
+            Record what the losses look at.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If tokens or state do not fit, or a model in training has a warm-up and is given no
+            step.
+        """
+        e = self.embedding(tokens)
+        state = self._checked(state, e)
+        strength = self._strength(step)
+        if self.config.path == "block" and self.config.block_carry == "final":
+            sweeps = None
+            base, states, after = self._block_by_block(state, e, strength, trace)
+        else:
+            base, sweeps = self._base(state.z, e, strength, trace)
+            states, memory = self._corrected(base, state, e, strength)
+            after = DRMState(base.states[:, -1] if e.shape[1] else state.z, memory)
+        recorded = trace_of(base) if trace else None
+        return DRMOutput(self.emitter(states), states, base.states, after, recorded, sweeps)
+
+    def _base(
+        self, z: Tensor, e: Tensor, strength: float, measure: bool
+    ) -> tuple[Rollout, Sweeps | None]:
+        """Base states, which depend on no correction."""
+        if self.config.path == "parallel":
+            return parallel_rollout(self.dynamics, z, e, strength, measure=measure)
+        if self.config.path == "recurrent":
+            return recurrent_states(self.dynamics, z, e, strength, measure=measure), None
+        length = self.config.block_length
+        return blockwise_states(self.dynamics, z, e, strength, length, measure=measure), None
+
+    def _block_by_block(
+        self, state: DRMState, e: Tensor, strength: float, measure: bool
+    ) -> tuple[Rollout, Tensor, DRMState]:
+        """Base states, corrected states and the last of them, where a block starts from corrected
+        ones."""
+        rollouts, states = [], []
+        for piece in e.split(self.config.block_length or max(1, e.shape[1]), 1):
+            base = block_states(self.dynamics, state.z, piece, strength, measure=measure)
+            final, memory = self._corrected(base, state, piece, strength)
+            state = DRMState(final[:, -1] if piece.shape[1] else state.z, memory)
+            rollouts.append(base)
+            states.append(final)
+        return joined(rollouts), torch.cat(states, 1), state
+
+    def _corrected(
+        self, base: Rollout, state: DRMState, e: Tensor, strength: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """States after mixer, token residual, memory and refinement, and the memory to go on from.
+
+        All blocks at once: they lie side by side in the batch, ``(B·N, L, ...)``, the last one
+        filled up with zeros, which nothing before them sees.
+        """
+        config = self.config
+        radius = self.dynamics.radius if config.bound_corrections else None
+        batch, length = e.shape[:2]
+        block = min(config.block_length or length, length) or 1
+        count = -(-length // block)
+
+        def apart(x: Tensor) -> Tensor:
+            padding = x.new_zeros(batch, count * block - length, *x.shape[2:])
+            return torch.cat([x, padding], 1).reshape(batch * count, block, *x.shape[2:])
+
+        def together(x: Tensor) -> Tensor:
+            return x.reshape(batch, count * block, *x.shape[2:])[:, :length]
+
+        start = torch.cat([state.z.unsqueeze(1), base.states], 1)[:, :length:block].flatten(0, 1)
+        states, tokens = apart(base.states), apart(e)
+        if self.mixer is not None:
+            features = (base.mass(), base.risk())
+            mass, risk = (None if x is None else apart(x) for x in features)
+            mixed = self.mixer(states, start, apart(base.increments), tokens, mass, risk)
+            states = bound_state(mixed, radius)
+        if self.residual is not None:
+            states = bound_state(self.residual(states, tokens), radius)
+        memory = state.memory
+        if self.memory is not None:
+            f, u = self.memory.maps(states, start, tokens)
+            if memory is None:
+                m, _ = self.memory.scan(f, u, start)
+            else:
+                m, memory = self.memory.scan(together(f), together(u), memory)
+                m = apart(m)
+            states = bound_state(states + config.memory_scale * m.to(states.dtype), radius)
+        for layer in self.refinement:
+            states = bound_state(layer(states, start, tokens, strength), radius)
+        return together(states), memory
+
+    def _checked(self, state: DRMState | None, e: Tensor) -> DRMState:
+        if state is None:
+            return self.initial_state(e.shape[0])
+        shape = (e.shape[0], self.config.d_state)
+        checks.trailing("state.z", checks.floating("state.z", state.z), shape, 0)
+        if (state.memory is not None) != self.carries_memory:
+            raise ValueError(
+                f"state.memory: got {'a tensor' if state.memory is not None else 'None'}, expected "
+                f"{'a tensor' if self.carries_memory else 'None'}; use the state of an output of "
+                "this model, or initial_state(batch)."
+            )
+        if state.memory is not None:
+            checks.trailing("state.memory", checks.floating("state.memory", state.memory), shape, 0)
+        return state
+
+    def _strength(self, step: int | None) -> float:
+        config = self.config
+        if step is not None:
+            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+                raise ValueError(f"step: got {step!r}, expected an integer ≥ 0, or None.")
+            if self.training and config.naturalization_warmup:
+                self.last_step.fill_(step)
+            return config.strength(step)
+        if not config.naturalization_warmup:
+            return config.naturalization_strength
+        if self.training:
+            raise ValueError(
+                f"step: got None in training with naturalization_warmup="
+                f"{config.naturalization_warmup}; give the step, or set the warm-up to 0."
+            )
+        if config.evaluation_strength == "maximum" or int(self.last_step) < 0:
+            return config.naturalization_strength
+        return config.strength(int(self.last_step))

@@ -1,0 +1,173 @@
+"""Preconditioning of velocities by the metric (notes, section 5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _checks as checks
+from .direction import Directions
+from .metric import Metric
+from .networks import rows
+
+SMALLEST_DAMPING = 1e-6  # of a Gram matrix of directions, which is singular where they repeat
+
+
+def solve_metric(
+    metric: Metric, v: Tensor, damping: float = 0.0, precision: str = "safe"
+) -> Tensor:
+    r"""\((G + \lambda I)^{-1} v\) by the Woodbury identity.
+
+    With \(\Delta = D + \lambda\),
+
+    \[ (\Delta + UU^\top)^{-1} = \Delta^{-1} - \Delta^{-1}U(I + U^\top\Delta^{-1}U)^{-1}
+       U^\top\Delta^{-1}. \]
+
+    The inner r×r matrix has eigenvalues ≥ 1 and is factored by Cholesky once for all m vectors of a
+    state. For v near the span of a large U the result is a small difference of large terms; its
+    relative error is about the rounding unit times the condition number.
+
+    Parameters
+    ----------
+    metric
+        Of leading shape ``(...)``.
+    v
+        Vectors ``(..., m, d)``.
+    damping
+        \(\lambda\).
+    precision
+        ``'safe'``: in float64, rounded once. ``'single'``: in float32, float64 in float64.
+        ``'published'``: float32 inside, but the correction is rounded to the dtype of ``v`` before
+        it is subtracted, and the inner matrix is solved by LU; in half precision it loses all
+        digits where the terms cancel.
+
+    Returns
+    -------
+    Tensor
+        ``(..., m, d)`` in the dtype of ``v``. A NaN in one state stays in its rows.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, or ``precision`` is another word.
+    """
+    metric._rows("v", v)
+    with checks.full_precision(v.device):
+        if precision == "published":
+            return _published(metric, v, damping)
+        dtype = work_dtype(v.dtype, precision)
+        u = metric.factor.to(dtype)
+        inverse = (metric.diagonal.to(dtype) + damping).reciprocal().unsqueeze(-2)
+        y = v.to(dtype) * inverse
+        if u.shape[-1]:
+            alpha = solve_spd(_inner(u, inverse), y @ u)
+            y = y - (alpha @ u.mT) * inverse
+        return y.to(v.dtype)
+
+
+def naturalize(
+    metric: Metric, v: Tensor, strength: float, damping: float = 0.0, precision: str = "safe"
+) -> Tensor:
+    r"""\((1-s)\,v + s\,(G + \lambda I)^{-1} v\); with \(s = 0\), ``v`` itself, untouched.
+
+    Arguments as for :func:`solve_metric`. The result leaves the span of the directions.
+    """
+    if strength == 0:
+        return v
+    return (1 - strength) * v + strength * solve_metric(metric, v, damping, precision)
+
+
+def naturalize_in_span(
+    metric: Metric,
+    directions: Directions,
+    coefficients: Tensor,
+    strength: float,
+    damping: float = 0.0,
+    form: str = "subspace",
+    precision: str = "safe",
+) -> Tensor:
+    r"""Velocities that are preconditioned in the span of the directions, and stay in it.
+
+    With \(\kappa = a \odot c\), rows of V the directions and \(\Gamma_\lambda = VGV^\top + \lambda I
+    = \Lambda\Lambda^\top\), ``'subspace'`` is \(V^\top\Gamma_\lambda^{-1}\kappa\) and
+    ``'orthonormal'`` is \((\Lambda^{-1}V)^\top\kappa\). Either is blended with \(V^\top\kappa\) by
+    the strength.
+
+    Parameters
+    ----------
+    metric, directions
+        Of leading shape ``(...)``.
+    coefficients
+        ``(..., m, n)``.
+    damping
+        \(\lambda\), taken as at least 1e-6: \(VGV^\top\) is singular where directions repeat.
+
+    Returns
+    -------
+    Tensor
+        ``(..., m, d)``.
+    """
+    kappa = directions.weights(coefficients)
+    raw = kappa @ directions.vectors
+    if strength == 0:
+        return raw
+    with checks.full_precision(raw.device):
+        dtype = work_dtype(raw.dtype, precision)
+        vectors = directions.vectors.to(dtype)
+        gram = Metric(metric.diagonal.to(dtype), metric.factor.to(dtype)).coupling(vectors)
+        gram = (gram + gram.mT) / 2 + max(damping, SMALLEST_DAMPING) * _eye(gram)
+        if form == "subspace":
+            weights = solve_spd(gram, kappa.to(dtype))
+        elif form == "orthonormal":
+            factor = cholesky(gram)
+            weights = torch.linalg.solve_triangular(factor.mT, kappa.to(dtype).mT, upper=True).mT
+        else:
+            raise ValueError(f"form: got {form!r}, expected 'subspace' or 'orthonormal'.")
+        solved = (weights @ vectors).to(raw.dtype)
+    return (1 - strength) * raw + strength * solved
+
+
+def work_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
+    """The dtype in which a system is solved."""
+    if precision not in ("safe", "single", "published"):
+        raise ValueError(
+            f"precision: got {precision!r}, expected one of ('safe', 'single', 'published')."
+        )
+    return torch.float64 if precision == "safe" else checks.state_dtype(dtype)
+
+
+def solve_spd(matrix: Tensor, right: Tensor) -> Tensor:
+    """Rows ``x`` of ``right (..., m, n)`` solved: ``matrix · x``, positive definite."""
+    rows("right", right, matrix.shape[:-2], matrix.shape[-1])
+    factor = cholesky(matrix)
+    half = torch.linalg.solve_triangular(factor, right.mT, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True).mT
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """The lower factor; NaN where there is none, instead of an error for the whole batch."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return torch.where((info == 0)[..., None, None], factor, torch.nan)
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def _inner(u: Tensor, inverse: Tensor) -> Tensor:
+    r"""\(I + U^\top \Delta^{-1} U\), symmetric as computed."""
+    half = u * inverse.mT.sqrt()
+    gram = half.mT @ half
+    return gram + _eye(gram)
+
+
+def _published(metric: Metric, v: Tensor, damping: float) -> Tensor:
+    dtype = checks.state_dtype(v.dtype)
+    damped = (metric.diagonal + damping).to(v.dtype)
+    y = v / damped.unsqueeze(-2)
+    u = metric.factor.to(dtype)
+    if not u.shape[-1]:
+        return y
+    inverse = damped.reciprocal().to(dtype).unsqueeze(-2)
+    alpha = torch.linalg.solve_ex(_inner(u, inverse), (y.to(dtype) @ u).mT).result.mT
+    return y - ((alpha @ u.mT) * inverse).to(v.dtype)

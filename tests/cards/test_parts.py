@@ -1,0 +1,108 @@
+"""Cards of the parts of the DRM: same data, pages and catalog as those of the cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pararnn.cards import card, card_markdown, card_text, clauses, find_part, part_names
+from pararnn.drm import DRM, DirectionField, DRMConfig
+from pararnn.drm.cards import PARTS
+from pararnn.drm.variants import VARIANTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda p: p.name)
+def test_a_card_is_complete(part):
+    c = card(part.name)
+    assert c.fidelity == ("notes-faithful",)
+    assert c.sources[0].title == "Mathematical Notes"
+    assert c.numerics
+    assert c.symbols
+    assert part.not_claimed
+    assert [e.number for e in c.equations] == list(range(1, 1 + len(c.equations)))
+    for deviation in c.deviations:
+        assert deviation.what
+        assert deviation.why
+        assert deviation.effect
+        if clauses.is_test(deviation.clause):
+            assert (ROOT / deviation.clause).is_file()
+        else:
+            clauses.number(deviation.clause)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda p: p.name)
+def test_every_symbol_of_an_equation_is_explained(part):
+    """Left-hand sides; what only the right-hand side has are weights and functions."""
+    shown = " ".join(s.latex for s in part.symbols)
+    for equation in card(part.name).equations:
+        left = equation.latex.partition(" = ")[0]
+        symbol = left.partition("_")[0].partition("(")[0]
+        assert symbol in shown or equation.name in (
+            "composition", "condition", "rank", "woodbury", "loss", "cross entropy", "p", "kappa",
+        ), equation  # fmt: skip
+
+
+def test_equations_of_the_memory():
+    assert [e.text for e in card("SelectiveMemory").equations] == [
+        "h_t = SiLU(W_in [z'_{t-1}; e_t] + b_in)",
+        "f_t = σ(W_f h_t + b_f + β)",
+        "w_t = σ(W_w h_t + b_w)",
+        "c_t = tanh(W_c h_t + b_c)",
+        "m_t = f_t ⊙ m_{t-1} + w_t ⊙ c_t",
+        "z^{J}_t = z'_t + η_mem m_t",
+        "(f_2, u_2) ∘ (f_1, u_1) = (f_2 ⊙ f_1, u_2 + f_2 ⊙ u_1)",
+    ]
+
+
+def test_equations_of_the_flow():
+    texts = [e.text for e in card("DRMFlow").equations]
+    assert "a_t = σ((W_a g_t + b_a + β)/τ)" in texts
+    assert "v_{raw,t} = V_tᵀ κ_t" in texts
+    assert "z_t = R tanh(q_t/max(R, √(q_tᵀ q_t)))" in texts
+
+
+def test_a_recurrence_has_jacobian_and_code():
+    (variant,) = card("SelectiveMemory").variants
+    assert variant.structure == ("linear", "diag")
+    assert "# (5)" in variant.source("step")
+    page = card_markdown("SelectiveMemory")
+    assert "## Jacobian class" in page
+    assert "## Generated code" in page
+    page = card_markdown("RelationalMetric")
+    assert "Jacobian class" not in page
+    assert "Generated code" not in page
+    assert "One step of one sample" not in page
+
+
+def test_found_by_name_class_and_module():
+    tiny = DRMConfig(
+        vocab_size=3, d_token=2, d_state=2, hidden_size=2, n_directions=1, metric_rank=1
+    )
+    assert card("DRM") == card("drm") == card(DRM) == card(DRM(tiny))
+    assert card(DirectionField) == card("DirectionField") == card("DRMFlow")
+    assert find_part("ParaGRU") is None
+    assert find_part(3) is None
+    assert part_names() == tuple(p.name for p in PARTS)
+
+
+@pytest.mark.parametrize("name", part_names())
+def test_text_has_what_is_not_claimed(name):
+    text = card_text(name)
+    assert "What is not claimed" in text
+    assert "Checked by: " in text
+
+
+def test_switches_of_the_model_are_on_its_page():
+    page = card_markdown("DRM")
+    assert "| `block_carry` | `'base'`: " in page
+    assert "## Notes and published system" in page
+
+
+def test_the_table_of_variants_is_the_data():
+    table = (ROOT / "docs" / "_generated" / "drm" / "variants.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert [row[0] for row in rows] == [f"| `{name}`" for name in VARIANTS]
+    assert [row[-1] for row in rows] == [f"{v.parameters:,} |" for v in VARIANTS.values()]

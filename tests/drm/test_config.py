@@ -1,0 +1,122 @@
+"""Configurations: what is accepted, and what is said of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from pararnn.drm import PUBLISHED, DRMConfig
+from pararnn.drm.config import CHOICES, INTEGERS, NUMBERS
+
+NONE = {"transition": "none", "metric": False, "naturalization_strength": 0.0}
+
+
+def test_every_field_is_checked():
+    names = {f.name for f in fields(DRMConfig)}
+    flags = {f.name for f in fields(DRMConfig) if isinstance(f.default, bool)}
+    assert names == set(CHOICES) | set(INTEGERS) | set(NUMBERS) | flags
+    assert names == set(DRMConfig().to_dict())
+    for name in names:
+        assert f"{name}" in DRMConfig.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_words(name):
+    with pytest.raises(ValueError, match=f"{name}: got 'other', expected one of"):
+        DRMConfig(**{name: "other"})
+
+
+@pytest.mark.parametrize("name", sorted(INTEGERS))
+def test_integers(name):
+    for value in (1.0, True, "1", None):
+        with pytest.raises(TypeError, match=f"{name}: got"):
+            DRMConfig(**{name: value})
+    with pytest.raises(ValueError, match=f"{name}: got {INTEGERS[name] - 1}"):
+        DRMConfig(**{name: INTEGERS[name] - 1})
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+def test_numbers(name):
+    for value in (True, "1", None):
+        with pytest.raises(TypeError, match=f"{name}: got"):
+            DRMConfig(**{name: value})
+    for value in (-11.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"{name}: got"):
+            DRMConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["dt", "metric_eps", "gate_temperature", "state_radius"])
+def test_zero_is_not_a_size(name):
+    with pytest.raises(ValueError, match=rf"{name}: got 0, expected a number in \(0"):
+        DRMConfig(**{name: 0})
+
+
+def test_strength_is_a_share():
+    with pytest.raises(ValueError, match=r"naturalization_strength: got 1\.5"):
+        DRMConfig(naturalization_strength=1.5)
+
+
+def test_flags():
+    with pytest.raises(TypeError, match="mixer: got 1"):
+        DRMConfig(mixer=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({**NONE, "metric": True}, "metric: got True with transition='none'"),
+        ({**NONE, "path": "recurrent"}, "path: got 'recurrent' with transition='none'"),
+        ({**NONE, "refinement_layers": 1}, "refinement_layers: got 1 with transition='none'"),
+        ({"metric": False}, "naturalization_strength: got 0.5 with metric=False"),
+        (
+            {"transition": "direct", "naturalization_form": "subspace"},
+            "naturalization_form: got 'subspace' with transition='direct'",
+        ),
+        ({"gate_top_k": 13}, "gate_top_k: got 13"),
+        (
+            {"path": "recurrent", "block_carry": "final", "memory": True},
+            "block_carry: got 'final' with path='recurrent'",
+        ),
+        ({"path": "recurrent", "refinement_layers": 1}, "refinement_layers: got 1 with path="),
+        ({"flow_steps": 2}, "flow_steps: got 2 with path='block'"),
+        ({"flow_steps": 2, "path": "parallel"}, "flow_steps: got 2 with path='parallel'"),
+        ({**NONE, "path": "parallel"}, "path: got 'parallel' with transition='none'"),
+        (
+            {"path": "parallel", "block_carry": "final", "mixer": True},
+            "block_carry: got 'final' with path='parallel'",
+        ),
+        ({"path": "parallel", "geometry_interval": 4}, "geometry_interval: got 4 with path="),
+        ({"path": "parallel", "truncation": 64}, "truncation: got 64 with path='parallel'"),
+    ],
+)
+def test_what_does_not_go_together(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DRMConfig(**changes)
+
+
+def test_unknown_names():
+    with pytest.raises(TypeError, match="no field 'metric_rnk'; did you mean metric_rank"):
+        DRMConfig().changed(metric_rnk=3)
+    with pytest.raises(TypeError, match="no field 'zzz'; see DRMConfig"):
+        DRMConfig.from_dict({"zzz": 1})
+
+
+def test_plain_values_and_back():
+    config = DRMConfig(mixer=True, path="recurrent")
+    assert DRMConfig.from_dict(config.to_dict()) == config
+
+
+def test_published_semantics():
+    config = DRMConfig().published()
+    for name, value in PUBLISHED.items():
+        assert getattr(config, name) == value
+        assert getattr(DRMConfig(), name) != value
+    assert config.naturalization_warmup == 500
+    assert DRMConfig(**NONE).published().naturalization_warmup == 0
+
+
+def test_warm_up():
+    config = DRMConfig(naturalization_warmup=500)
+    assert [config.strength(s) for s in (0, 250, 500, 900)] == [0.0, 0.25, 0.5, 0.5]
+    assert DRMConfig().strength(0) == 0.5

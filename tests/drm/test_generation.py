@@ -1,0 +1,200 @@
+"""Prefill and decode against the whole forward, and drawing of tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pararnn.drm.generation import generate, read, start_stream
+from pararnn.drm.model import DRM
+from pararnn.drm.variants import TINY, VARIANTS, variant
+
+CUTS = [(11,), (1,) * 11, (4, 4, 3), (3, 5, 3), (5, 0, 6), (0, 1, 10)]
+V = TINY["vocab_size"]
+RECURRENT = {
+    "path": "recurrent",
+    "geometry_interval": 1,
+    "refinement_layers": 0,
+    "block_carry": "base",
+}
+BARE = {"mixer": False, "memory": False}  # nothing starts with a block
+
+
+def build(name="J", published=False, **changes):
+    config = variant(name).config(**TINY, seed=3)
+    config = config.published().changed(naturalization_warmup=0) if published else config
+    return DRM(config.changed(**changes)).double().eval()
+
+
+def text(batch, length, seed=0):
+    return torch.randint(V, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def in_pieces(model, tokens, sizes):
+    stream, out, at = None, [], 0
+    for size in sizes:
+        logits, stream = read(model, tokens[:, at : at + size], stream)
+        out.append(logits)
+        at += size
+    return torch.cat(out, 1), stream
+
+
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+@pytest.mark.parametrize("published", [False, True], ids=["notes", "published"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_pieces_are_the_whole(name, published, sizes):
+    model, tokens = build(name, published), text(2, 11)
+    with torch.no_grad():
+        want = model(tokens)
+        got, stream = in_pieces(model, tokens, sizes)
+    torch.testing.assert_close(got, want.logits, rtol=1e-11, atol=1e-12)
+    assert torch.equal(stream.open, tokens[:, 8:])
+
+
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        RECURRENT,
+        {**RECURRENT, "geometry_interval": 2},
+        {**RECURRENT, **BARE, "geometry_interval": 6, "flow_steps": 4, "block_length": 5},
+        {**RECURRENT, "path": "parallel", "truncation": 0},
+        {**RECURRENT, "flow_steps": 2, "geometry_interval": 4},
+        {"block_length": 0},
+        {**RECURRENT, "block_length": 0, "geometry_interval": 3},
+        {"block_length": 1},
+        {"block_length": 64},
+    ],
+    ids=str,
+)
+def test_pieces_are_the_whole_on_every_path(changes, sizes):
+    model, tokens = build("J", **changes), text(2, 11)
+    with torch.no_grad():
+        got, _ = in_pieces(model, tokens, sizes)
+        torch.testing.assert_close(got, model(tokens).logits, rtol=1e-11, atol=1e-12)
+
+
+def test_geometry_that_outlives_a_block_is_refused():
+    model = build("J", **{**RECURRENT, "geometry_interval": 3})
+    with pytest.raises(NotImplementedError, match="block_length"):
+        read(model, text(1, 4))
+
+
+def test_a_stream_can_be_used_twice():
+    model, tokens = build(), text(2, 9)
+    with torch.no_grad():
+        _, stream = read(model, tokens[:, :6])
+        first, _ = read(model, tokens[:, 6:], stream)
+        second, _ = read(model, tokens[:, 6:], stream)
+    assert torch.equal(first, second)
+
+
+def test_open_block_stays_short():
+    model, stream = build(), None
+    for _ in range(13):
+        with torch.no_grad():
+            _, stream = read(model, text(1, 1), stream)
+        assert stream.open.shape[1] < TINY["block_length"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"), [({}, 1), ({"geometry_interval": 6, "flow_steps": 4}, 3)]
+)
+def test_the_bare_recurrence_keeps_no_block(changes, steps):
+    """A step of work a token: what is open is shorter than an interval, whatever the block."""
+    model, stream = build("J", **{**RECURRENT, **BARE, "block_length": 0, **changes}), None
+    for t in range(1, 8):
+        with torch.no_grad():
+            _, stream = read(model, text(1, 1), stream)
+        assert stream.open.shape[1] == t % steps
+
+
+@pytest.mark.parametrize("changes", [{}, RECURRENT], ids=["block", "recurrent"])
+def test_greedy_is_the_argmax_of_the_whole_forward(changes):
+    model, prompt = build("J", **changes), text(2, 5)
+    drawn = generate(model, prompt, 9, temperature=0)
+    with torch.no_grad():
+        logits = model(torch.cat([prompt, drawn], 1)).logits
+    assert torch.equal(logits[:, 4:-1].argmax(-1), drawn)
+
+
+def test_drawing_is_reproducible_and_leaves_the_model_alone():
+    model, prompt = build().train(), text(3, 4)
+    once = generate(model, prompt, 8, generator=torch.Generator().manual_seed(1))
+    again = generate(model, prompt, 8, generator=torch.Generator().manual_seed(1))
+    other = generate(model, prompt, 8, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    assert once.shape == (3, 8)
+    assert once.dtype == torch.int64
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_frequencies_follow_the_distribution():
+    model = build()
+    prompt = text(1, 3).expand(4000, 3)
+    with torch.no_grad():
+        p = (model(prompt[:1]).logits[0, -1] / 0.5).softmax(-1)
+    g = torch.Generator().manual_seed(0)
+    drawn = generate(model, prompt, 1, temperature=0.5, generator=g)
+    frequency = torch.bincount(drawn.flatten(), minlength=V) / 4000
+    assert ((frequency - p).abs() < 5 * (p * (1 - p) / 4000).sqrt() + 1e-3).all()
+
+
+def test_top_k():
+    model, prompt = build(), text(1, 3).expand(500, 3)
+    with torch.no_grad():
+        best = model(prompt[:1]).logits[0, -1].topk(3).indices
+    g = torch.Generator().manual_seed(0)
+    drawn = generate(model, prompt, 1, temperature=5.0, top_k=3, generator=g)
+    assert set(drawn.flatten().tolist()) == set(best.tolist())
+    one = generate(model, prompt[:1], 6, top_k=1)
+    assert torch.equal(one, generate(model, prompt[:1], 6, temperature=0))
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-310])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tiny_temperature_is_greedy(temperature, dtype):
+    model, prompt = build().to(dtype), text(2, 3)
+    drawn = generate(model, prompt, 5, temperature=temperature)
+    assert torch.equal(drawn, generate(model, prompt, 5, temperature=0))
+
+
+def test_nothing_to_draw():
+    assert generate(build(), text(2, 3), 0).shape == (2, 0)
+
+
+def test_reading_nothing():
+    logits, stream = read(build(), text(2, 0))
+    assert logits.shape == (2, 0, V)
+    assert stream.open.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"prompt": text(2, 0)}, "prompt"),
+        ({"prompt": text(2, 3)[0]}, "prompt"),
+        ({"length": -1}, "length"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_k": V + 1}, "top_k"),
+    ],
+)
+def test_bad_requests(changes, match):
+    arguments = {"prompt": text(2, 3), "length": 2, **changes}
+    with pytest.raises(ValueError, match=match):
+        generate(build(), **arguments)
+
+
+def test_streams_and_tokens_that_do_not_fit():
+    model = build()
+    with pytest.raises(ValueError, match="rows"):
+        read(model, text(3, 2), start_stream(model, 2))
+    with pytest.raises(TypeError, match="integers"):
+        read(model, text(2, 2).double())
+    with pytest.raises(ValueError, match="shape"):
+        read(model, text(2, 2)[0])

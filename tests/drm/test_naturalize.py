@@ -1,0 +1,166 @@
+"""Preconditioning against dense float64 solves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pararnn.drm import Directions, Metric, naturalize, naturalize_in_span, solve_metric
+from pararnn.drm.naturalize import cholesky
+
+EYE = torch.eye(9, dtype=torch.float64)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def metric(*lead, d=9, r=4, scale=1.0, dtype=torch.float64):
+    """Rounded to ``dtype``, so that an oracle in float64 solves the same system."""
+    diagonal, factor = 0.1 + normal(*lead, d).square(), scale * normal(*lead, d, r, seed=1)
+    return Metric(diagonal.to(dtype), factor.to(dtype))
+
+
+def dense_solve(g, v, damping):
+    wide = Metric(g.diagonal.double(), g.factor.double()).dense() + damping * torch.eye(
+        v.shape[-1], dtype=torch.float64
+    )
+    return torch.linalg.solve(wide, v.double().mT).mT
+
+
+def error(found, want):
+    return float(torch.linalg.norm(found.double() - want) / torch.linalg.norm(want))
+
+
+@pytest.mark.parametrize("precision", ["safe", "single", "published"])
+@pytest.mark.parametrize("rank", [0, 1, 4, 13])
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+def test_dense(precision, rank, damping):
+    g, v = metric(2, 3, r=rank), normal(2, 3, 5, 9, seed=2)
+    found = solve_metric(g, v, damping, precision)
+    torch.testing.assert_close(found, dense_solve(g, v, damping), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("inside", [False, True])
+def test_conditions(scale, inside):
+    """Single precision over condition numbers up to 1e8; v anywhere, or in the span of U, where
+    the terms of the identity cancel."""
+    g = metric(6, d=41, r=5, scale=scale, dtype=torch.float32)
+    v = normal(6, 2, 41, seed=2)
+    if inside:
+        v = normal(6, 2, 5, seed=2) @ g.factor.double().mT
+    v = v.float()
+    want = dense_solve(g, v, 0.3)
+    wide = g.dense().double() + 0.3 * torch.eye(41, dtype=torch.float64)
+    condition = float(torch.linalg.cond(wide).max())
+    assert error(solve_metric(g, v, 0.3), want) < 1.2e-7  # one rounding, whatever the condition
+    assert error(solve_metric(g, v, 0.3, "single"), want) < 8 * 6e-8 * (1 + condition)
+
+
+def test_half_precision_is_rounded_once():
+    g = metric(6, d=41, r=5, scale=10.0, dtype=torch.bfloat16)
+    v = (normal(6, 2, 5, seed=2) @ g.factor.double().mT).bfloat16()
+    want = dense_solve(g, v, 0.3)
+    found = solve_metric(g, v, 0.3)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, want.bfloat16(), rtol=0, atol=0)
+    late = solve_metric(g, v, 0.3, "published")
+    assert late.dtype == torch.bfloat16
+    assert late.isfinite().all()
+    assert error(late, want) > 0.1  # which is why it is not the default
+
+
+def test_several_vectors_share_one_factor():
+    g, v = metric(3), normal(3, 5, 9, seed=2)
+    alone = torch.cat([solve_metric(g, v[:, i : i + 1], 0.3) for i in range(5)], 1)
+    torch.testing.assert_close(solve_metric(g, v, 0.3), alone, rtol=1e-13, atol=1e-14)
+
+
+def test_strength():
+    g, v = metric(2), normal(2, 3, 9, seed=2)
+    assert naturalize(g, v, 0.0, 0.3) is v
+    full = naturalize(g, v, 1.0, 0.3)
+    torch.testing.assert_close(full, dense_solve(g, v, 0.3))
+    torch.testing.assert_close(naturalize(g, v, 0.25, 0.3), 0.75 * v + 0.25 * full)
+
+
+def test_gain_is_within_its_bounds():
+    """Eigenvalues of the whole map are 1 - s + s/(g + λ)."""
+    g, s, damping = metric(), 0.5, 0.3
+    whole = naturalize(g, EYE, s, damping)
+    want = 1 - s + s / (torch.linalg.eigvalsh(g.dense()) + damping)
+    torch.testing.assert_close(torch.linalg.eigvalsh(whole), want.flip(0))
+
+
+def test_a_bad_state_spoils_no_other():
+    g, v = metric(3), normal(3, 2, 9, seed=2)
+    want = solve_metric(g, v, 0.3)
+    factor = g.factor.clone()
+    factor[1, 2, 0] = torch.nan
+    found = solve_metric(Metric(g.diagonal, factor), v, 0.3)
+    assert torch.equal(found[[0, 2]], want[[0, 2]])
+    assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize("precision", ["safe", "single", "published"])
+def test_gradients(precision):
+    g, v = metric(2, r=3), normal(2, 2, 9, seed=2)
+
+    def solved(diagonal, factor, v):
+        return naturalize(Metric(diagonal, factor), v, 0.7, 0.3, precision)
+
+    inputs = [x.clone().requires_grad_() for x in (g.diagonal, g.factor, v)]
+    assert torch.autograd.gradcheck(solved, inputs)
+
+
+@pytest.mark.parametrize("form", ["subspace", "orthonormal"])
+def test_in_the_span(form):
+    directions = Directions(normal(2, 4, 9, seed=3), torch.sigmoid(normal(2, 4, seed=4)))
+    g, c = metric(2), torch.tanh(normal(2, 5, 4, seed=5))
+    found = naturalize_in_span(g, directions, c, 0.6, 0.3, form)
+    for i in range(2):
+        rows = directions.vectors[i]
+        gram = rows @ g.dense()[i] @ rows.T + 0.3 * torch.eye(4, dtype=torch.float64)
+        kappa = directions.gates[i] * c[i]
+        if form == "subspace":
+            solved = kappa @ torch.linalg.inv(gram) @ rows
+        else:
+            solved = kappa @ torch.linalg.inv(torch.linalg.cholesky(gram)) @ rows
+        torch.testing.assert_close(found[i], 0.4 * kappa @ rows + 0.6 * solved)
+        fit = torch.linalg.lstsq(rows.T, found[i].T).solution
+        torch.testing.assert_close(rows.T @ fit, found[i].T)
+
+
+@pytest.mark.parametrize("form", ["subspace", "orthonormal"])
+def test_repeated_directions(form):
+    vectors = normal(2, 1, 9).expand(2, 4, 9)
+    directions = Directions(vectors, torch.ones(2, 4, dtype=torch.float64))
+    found = naturalize_in_span(metric(2), directions, normal(2, 3, 4), 1.0, 0.0, form)
+    assert found.isfinite().all()
+
+
+def test_post_naturalization_leaves_the_span():
+    """What the notes call direction-constrained holds for the raw velocity only."""
+    rows = normal(2, 9)
+    v = naturalize(metric(), normal(3, 2, seed=1) @ rows, 0.5, 0.3)
+    fit = torch.linalg.lstsq(rows.T, v.T).solution
+    assert float((rows.T @ fit - v.T).abs().max()) > 1e-2
+
+
+def test_errors():
+    g, v = metric(2), normal(2, 3, 9)
+    with pytest.raises(ValueError, match="precision: got 'exact'"):
+        solve_metric(g, v, 0.3, "exact")
+    with pytest.raises(ValueError, match=r"expected \(2, m, 9\)"):
+        solve_metric(g, v[0])
+    directions = Directions(normal(2, 4, 9), normal(2, 4).sigmoid())
+    with pytest.raises(ValueError, match="form: got 'other'"):
+        naturalize_in_span(g, directions, normal(2, 3, 4), 0.5, 0.3, "other")
+
+
+def test_no_factor_is_nan():
+    good, bad = EYE[:3, :3], -EYE[:3, :3]
+    found = cholesky(torch.stack([good, bad]))
+    assert torch.equal(found[0], good)
+    assert found[1].isnan().all()

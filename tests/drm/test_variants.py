@@ -1,0 +1,135 @@
+"""The switch matrix against the published parameter counts and the parts of each variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pararnn.drm.config import DRMConfig
+from pararnn.drm.emitter import LanguageEmitter
+from pararnn.drm.memory import SelectiveMemory
+from pararnn.drm.risk import RiskField
+from pararnn.drm.variants import TINY, VARIANTS, matched_memory, parameter_count, variant
+
+# Published: facts that the rows of the matrix must reproduce, kept apart from them.
+PUBLISHED = {
+    "A": 127_266_438,
+    "B": 127_266_438,
+    "C": 127_266_438,
+    "D": 129_625_734,
+    "E": 129_625_734,
+    "F": 132_525_446,
+    "G": 125_829_830,
+    "H": 127_009_664,
+    "I": 127_009_664,
+    "J": 126_080_896,
+    "J_DILATED": 127_191_968,
+    "J_NO_METRIC": 72_652_160,
+    "J_NO_NATURALIZATION": 126_080_896,
+    "J_NO_DIRECTION": 83_206_400,
+    "J_DIRECT_CONTROL": 29_777_664,
+    "J_DIRECT_CONTROL_MATCHED": 83_206_700,
+    "J_METRIC_SUBSPACE": 126_080_896,
+    "J_METRIC_ORTHONORMAL_DIRECTION": 126_080_896,
+    "SSM_CONTROL": 126_076_000,
+}
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_every_published_variant_is_there():
+    assert set(VARIANTS) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_count_from_sizes_is_the_published_one(name):
+    assert parameter_count(variant(name).config()) == PUBLISHED[name] == variant(name).parameters
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_built_model_has_the_published_count(name):
+    model = pytest.importorskip("pararnn.drm.model")
+    with torch.device("meta"):
+        assert count(model.DRM(variant(name).config())) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_count_of_a_tiny_model(name):
+    model = pytest.importorskip("pararnn.drm.model")
+    config = variant(name).config(**TINY)
+    assert count(model.DRM(config)) == parameter_count(config)
+
+
+@pytest.mark.parametrize(
+    ("part", "published"),
+    [(RiskField, 5_515_782), (LanguageEmitter, 6_427_904)],
+)
+def test_parts_at_the_published_size(part, published):
+    with torch.device("meta"):
+        assert count(part(variant("A").config())) == published
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("J", 1_970_944),
+        ("J_DIRECT_CONTROL_MATCHED", 55_399_980),
+        ("SSM_CONTROL", 114_789_472),
+    ],
+)
+def test_memory_at_the_published_size(name, published):
+    with torch.device("meta"):
+        assert count(SelectiveMemory(variant(name).config())) == published
+
+
+def test_controls_match():
+    """The relations that the counts were made for."""
+    assert abs(PUBLISHED["SSM_CONTROL"] / PUBLISHED["J"] - 1) < 1e-4
+    assert 0 < PUBLISHED["J_DIRECT_CONTROL_MATCHED"] - PUBLISHED["J_NO_DIRECTION"] <= 1000
+    assert variant("J").config().changed(naturalization_strength=0.0, naturalization_warmup=0) == (
+        variant("J_NO_NATURALIZATION").config()
+    )
+
+
+def test_matched_memory():
+    ssm = variant("SSM_CONTROL").config()
+    assert matched_memory(ssm, PUBLISHED["J"]) == 14_945
+    direct = variant("J_DIRECT_CONTROL").config()
+    assert matched_memory(direct, PUBLISHED["J_NO_DIRECTION"]) == 7_212
+    unit = 4 * 1536 + 1536 + 1
+    for target in (40_000_000, 40_000_001, 40_003_840, 40_003_841):
+        got = parameter_count(direct.changed(memory_hidden=matched_memory(direct, target)))
+        assert abs(got - target) <= unit / 2
+    with pytest.raises(ValueError, match="memory"):
+        matched_memory(direct, 29_777_664 - 1_970_944)
+    with pytest.raises(ValueError, match="memory=True"):
+        matched_memory(variant("A").config(), PUBLISHED["J"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"direction_basis": 0}, {"metric_basis": 0}, {"metric_rank": 0}]
+)
+def test_count_without_bases(changes):
+    model = pytest.importorskip("pararnn.drm.model")
+    config = variant("J").config(**{**TINY, **changes})
+    assert count(model.DRM(config)) == parameter_count(config)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("form", ["mlp", "swiglu"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_count_of_every_emitter(layers, form, residual):
+    a = DRMConfig(emitter_layers=layers, emitter_form=form, emitter_residual=residual)
+    b = DRMConfig()
+    difference = count(LanguageEmitter(a)) - count(LanguageEmitter(b))
+    assert parameter_count(a) - parameter_count(b) == difference
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match=r"'K'.*J_NO_METRIC"):
+        variant("K")
+    with pytest.raises(TypeError, match="memory_hidden"):
+        variant("J").config(memory_hiden=3)
