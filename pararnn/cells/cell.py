@@ -59,6 +59,8 @@ class Cell(nn.Module):
     facts: ClassVar[Facts | None] = None
     starts_at_zero: ClassVar[bool] = True
     """Whether :meth:`init_state` is the zero state, without gradients."""
+    exact_drives: ClassVar[bool] = False
+    """Whether drives are computed in the dtype of the parameters under autocast, too."""
     recurrence: ClassVar[Callable[..., Any] | None] = None
     """Hand-written ``recurrence(self, *slots, *drives, *maps, *params)``, in the order of the
     Spec; a time gap is the last drive. Tensors may have leading dimensions. Returns the next state
@@ -225,7 +227,8 @@ class Cell(nn.Module):
         )
 
     def drives(self, x: Tensor) -> Tensor:
-        """Packed drives ``(..., C)`` of inputs ``(..., d_in)``: one matrix product.
+        """Packed drives ``(..., C)`` of inputs ``(..., d_in)``: one matrix product; with
+        :attr:`exact_drives` not in autocast's dtype.
 
         Raises
         ------
@@ -242,6 +245,9 @@ class Cell(nn.Module):
                 f"x: got dtype {x.dtype}, expected {weight.dtype} as the cell's parameters; "
                 "convert one of them with .to(...) or use torch.autocast."
             )
+        if self.exact_drives:
+            with checks.full_precision(weight.device):
+                return self.in_proj(x.to(weight.dtype))
         return self.in_proj(x)
 
     def output(

@@ -103,7 +103,8 @@ def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
     like = cell.in_proj.weight if has_spec(cell) else x
     width = cell.in_proj.out_features if has_spec(cell) else x.shape[2]
     dtype = like.dtype
-    if torch.is_autocast_enabled(x.device.type):
+    exact = has_spec(cell) and cell.exact_drives
+    if torch.is_autocast_enabled(x.device.type) and not exact:
         dtype = torch.get_autocast_dtype(x.device.type)
     u = torch.empty(1, dtype=dtype, device=like.device).expand(batch, total, width)
     gaps = u[..., 0] if takes_gaps(cell) else None

@@ -217,8 +217,9 @@ def test_autocast_computes_states_in_float32():
         y_t, h_t = layer.stream(x[:, 0])
     assert y.dtype == y_t.dtype == torch.bfloat16
     assert h.dtype == h_t.dtype == torch.float32
-    torch.testing.assert_close(y.float(), want, rtol=0.1, atol=0.1)
-    torch.testing.assert_close(h, final, rtol=0.1, atol=0.1)
+    # Keys, values and step sizes are not rounded; the output projection is.
+    torch.testing.assert_close(h, final)
+    assert float((y.float() - want).abs().max()) <= 3 * 2**-8 * float(want.abs().max())
 
 
 def test_a_key_of_zero_writes_nothing():
