@@ -22,10 +22,10 @@ Found = dict[str, Any]
 REFERENCE = "J"
 
 
-def newest(topic: str) -> Path:
-    results = sorted(RESULTS.glob(f"*-drm-{topic}.json"))
+def newest(topic: str, device: str = "h200") -> Path:
+    results = sorted(RESULTS.glob(f"*-{device}-drm-{topic}.json"))
     if not results:
-        raise SystemExit(f"no results *-drm-{topic}.json in benchmarks/results")
+        raise SystemExit(f"no results *-{device}-drm-{topic}.json in benchmarks/results")
     return results[-1]
 
 
@@ -127,13 +127,16 @@ def bytes_provenance(found: Found) -> str:
 
 def outputs() -> Iterator[tuple[Path, str]]:
     """Every file that follows from the results, with its content."""
-    for topic, makers in (
-        ("mqar", {"table": mqar_table, "provenance": mqar_provenance}),
-        ("bytes", {"table": bytes_table, "provenance": bytes_provenance}),
+    recall = {"table": mqar_table, "provenance": mqar_provenance}
+    text = {"table": bytes_table, "provenance": bytes_provenance}
+    for topic, device, prefix, makers in (
+        ("mqar", "h200", "drm_mqar", recall),
+        ("mqar", "cpu", "drm_mqar_cpu", recall),
+        ("bytes", "h200", "drm_bytes", text),
     ):
-        found = json.loads(newest(topic).read_text(encoding="utf-8"))
+        found = json.loads(newest(topic, device).read_text(encoding="utf-8"))
         for name, make in makers.items():
-            yield RESULTS / f"drm_{topic}_{name}.md", make(found)
+            yield RESULTS / f"{prefix}_{name}.md", make(found)
 
 
 def main() -> None:
