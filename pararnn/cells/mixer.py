@@ -66,6 +66,9 @@ class Mixer(Cell):
     solver are those of any cell. The public state is flat, ``(B, 1, W)``: all slots one after the
     other.
 
+    Under autocast a mixer computes in the dtype of its parameters, as norms do, and rounds its
+    output: errors of gates and angles would add up over a sequence.
+
     A subclass writes :meth:`make_spec` and ``recurrence``.
 
     Parameters
@@ -91,6 +94,8 @@ class Mixer(Cell):
     """
 
     rho: nn.Parameter
+
+    exact_drives = True
 
     def __init__(
         self,

@@ -41,11 +41,9 @@ def rotation_spec(snapped: bool, decay: str | None, log1p_delta: bool) -> Spec:
 
 class LearnedStart(Mixer):
     """What RotationMinGRU and GivensMinGRU share: a learned start ``h0``, at first normal with
-    standard deviation 1/2. Errors of angles add up over a sequence, so autocast leaves the
-    projection in float32."""
+    standard deviation 1/2."""
 
     starts_at_zero = False
-    exact_drives = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
