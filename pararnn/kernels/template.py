@@ -68,7 +68,8 @@ def decode(
             f'"""Kernels of {self.spec.name}, from its Spec {self.spec.fingerprint[:12]}, by '
             'pararnn.kernels.template."""\n\n'
             "import triton\nimport triton.language as tl\n\n"
-            "from pararnn.kernels.functions import *\n\n"
+            "from pararnn.kernels.functions import *\n"
+            "from pararnn.kernels.memory import *\n\n"
         )
         return head + "\n\n".join(
             [
