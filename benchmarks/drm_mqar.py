@@ -131,11 +131,13 @@ class Recurrent(nn.Module):
 
 def configuration(name: str, preset: str, seed: int = 0, smoke: bool = False) -> DRMConfig:
     """Of a DRM variant, at the sizes of the probe. In float32 the published precision of
-    naturalization differs by rounding only; it waits for the device, so the safe one stands for it."""
+    naturalization differs by rounding only; it waits for the device, so the safe one stands for it.
+    The warm-up belongs to the protocol: either has the published one."""
     config = variant(name).config(**(SMOKE if smoke else SIZES), seed=seed)
+    published = config.published()
     if preset == "published":
-        config = config.published().changed(naturalization_precision="safe")
-    return config
+        return published.changed(naturalization_precision="safe")
+    return config.changed(naturalization_warmup=published.naturalization_warmup)
 
 
 def built(work: Work, seed: int) -> nn.Module:

@@ -90,7 +90,6 @@ CHECK_SIZES = {
     "block_length": 64,
     "naturalization_warmup": 0,
 }
-PLAIN = {"geometry_interval": 1, "truncation": 0, "naturalization_warmup": 0}
 TRAIN = (
     *((v, "notes", p, (16, 512)) for v in ("J", "SSM_CONTROL") for p in MATMUL),
     *((v, "published", "bfloat16", (16, 512)) for v in ("J", "SSM_CONTROL", "J_NO_DIRECTION")),
@@ -182,7 +181,7 @@ def check(variant: str, preset: str, path: str, device: str) -> Row:
     config = drm.variant(variant).config(**CHECK_SIZES)
     config = config.published() if preset == "published" else config
     if path != "block":
-        config = config.changed(path=path, **PLAIN)
+        config = config.changed(path=path)
     model = drm.DRM(config.changed(naturalization_warmup=0))
     tokens = torch.randint(256, (3, 202), generator=torch.Generator().manual_seed(1))
     exact = results(copy.deepcopy(model).double(), tokens)
@@ -364,7 +363,7 @@ class Session:
     def trained(self, variant: str) -> Any:
         """A model after a few steps, once for each variant."""
         if variant not in self.weights:
-            model = self.model(variant, naturalization_warmup=0)
+            model = self.model(variant)
             optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.01)
             losses = []
             for step in range(2 if self.smoke else STEPS):
@@ -385,7 +384,7 @@ class Session:
         self, variant: str, weights: str, dt: float, shape: tuple[int, int]
     ) -> tuple[Any, Tensor, Tensor, float]:
         """Dynamics, first states, embeddings and strength of a rollout."""
-        model = self.model(variant, dt=dt, **PLAIN)
+        model = self.model(variant, dt=dt)
         if weights == "trained":
             model.load_state_dict(self.trained(variant))
         with torch.no_grad():

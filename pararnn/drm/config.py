@@ -256,30 +256,26 @@ class DRMConfig:
                 f"gate_top_k: got {self.gate_top_k}, expected at most n_directions="
                 f"{self.n_directions}; 0 keeps all."
             )
-        if self.path != "block":
-            if self.block_carry == "final" and (self.mixer or self.token_residual or self.memory):
-                raise ValueError(
-                    f"block_carry: got 'final' with path={self.path!r} and a mixer, token residual "
-                    "or memory; the recurrence carries its own state, use block_carry='base'."
-                )
-            if self.refinement_layers:
-                raise ValueError(
-                    f"refinement_layers: got {self.refinement_layers} with path={self.path!r}; "
-                    "refinement belongs to blocks, use path='block'."
-                )
-        if self.path != "recurrent" and self.flow_steps != 1:
-            raise ValueError(
-                f"flow_steps: got {self.flow_steps} with path={self.path!r}, which takes one step "
-                "a token; use 1, or path='recurrent'."
-            )
+        self._fits_path()
+
+    def _fits_path(self) -> None:
+        """What the path cannot do, all of it in one error."""
+        plain: dict[str, Any] = {}
+        if self.path != "recurrent":
+            plain["flow_steps"] = 1
         if self.path == "parallel":
-            for name, plain in (("geometry_interval", 1), ("truncation", 0)):
-                if getattr(self, name) != plain:
-                    raise ValueError(
-                        f"{name}: got {getattr(self, name)} with path='parallel', whose steps "
-                        f"depend on nothing but their state and token; use {plain}, or "
-                        "path='recurrent'."
-                    )
+            plain |= {"geometry_interval": 1, "truncation": 0}
+        if self.path != "block":
+            plain["refinement_layers"] = 0
+            if self.mixer or self.token_residual or self.memory:
+                plain["block_carry"] = "base"
+        wrong = {name: value for name, value in plain.items() if getattr(self, name) != value}
+        if wrong:
+            got = ", ".join(f"{name}: got {getattr(self, name)!r}" for name in wrong)
+            fix = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+            raise ValueError(
+                f"{got} with path={self.path!r}, {_PATHS[self.path]}; use {fix}, or another path."
+            )
 
     def changed(self, **changes: Any) -> DRMConfig:
         """A copy with other values; an unknown name is an error that suggests a known one."""
@@ -287,9 +283,10 @@ class DRMConfig:
         return replace(self, **changes)
 
     def published(self) -> DRMConfig:
-        """A copy with the semantics of the published system, :data:`PUBLISHED`."""
-        warm = {"naturalization_warmup": 500} if self.naturalization_strength else {}
-        return self.changed(**PUBLISHED, **warm)
+        """A copy with the semantics of the published system, :data:`PUBLISHED`; without
+        naturalization there is no warm-up."""
+        still = {} if self.naturalization_strength else {"naturalization_warmup": 0}
+        return self.changed(**{**PUBLISHED, **still})
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as plain values."""
@@ -319,6 +316,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
     {
         "naturalization_precision": "published",
         "evaluation_strength": "maximum",
+        "naturalization_warmup": 500,
         "bound_increments": True,
         "bound_corrections": True,
         "block_carry": "final",
@@ -327,6 +325,12 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
     }
 )
 """Where the published system differs from its notes."""
+
+_PATHS = {
+    "block": "which takes one step a token",
+    "recurrent": "whose recurrence carries its own state and has no blocks to refine",
+    "parallel": "whose steps depend on nothing but their state and token",
+}
 
 
 def _known(values: Mapping[str, Any]) -> None:

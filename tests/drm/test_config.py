@@ -95,6 +95,16 @@ def test_what_does_not_go_together(changes, message):
         DRMConfig(**changes)
 
 
+def test_all_that_a_path_cannot_do_is_one_error():
+    changes = {"geometry_interval": 4, "truncation": 64, "block_carry": "final", "mixer": True}
+    with pytest.raises(ValueError) as error:
+        DRMConfig(path="parallel", refinement_layers=1, flow_steps=3, **changes)
+    assert (
+        "use flow_steps=1, geometry_interval=1, truncation=0, refinement_layers=0, "
+        "block_carry='base', or"
+    ) in str(error.value)
+
+
 def test_unknown_names():
     with pytest.raises(TypeError, match="no field 'metric_rnk'; did you mean metric_rank"):
         DRMConfig().changed(metric_rnk=3)
@@ -112,7 +122,6 @@ def test_published_semantics():
     for name, value in PUBLISHED.items():
         assert getattr(config, name) == value
         assert getattr(DRMConfig(), name) != value
-    assert config.naturalization_warmup == 500
     assert DRMConfig(**NONE).published().naturalization_warmup == 0
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pararnn.drm.cards.switches import SWITCHES
 from pararnn.drm.config import DRMConfig
 from pararnn.drm.emitter import LanguageEmitter
 from pararnn.drm.memory import SelectiveMemory
@@ -89,7 +90,7 @@ def test_controls_match():
     """The relations that the counts were made for."""
     assert abs(PUBLISHED["SSM_CONTROL"] / PUBLISHED["J"] - 1) < 1e-4
     assert 0 < PUBLISHED["J_DIRECT_CONTROL_MATCHED"] - PUBLISHED["J_NO_DIRECTION"] <= 1000
-    assert variant("J").config().changed(naturalization_strength=0.0, naturalization_warmup=0) == (
+    assert variant("J").config().changed(naturalization_strength=0.0) == (
         variant("J_NO_NATURALIZATION").config()
     )
 
@@ -133,3 +134,17 @@ def test_unknown_names():
         variant("K")
     with pytest.raises(TypeError, match="memory_hidden"):
         variant("J").config(memory_hiden=3)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_variants_have_the_semantics_of_the_notes(name):
+    config, notes = variant(name).config(), DRMConfig()
+    for switch in (*SWITCHES, "geometry_interval", "truncation"):
+        assert getattr(config, switch) == getattr(notes, switch), switch
+
+
+def test_names_of_variants_are_suggested():
+    with pytest.raises(ValueError, match=r"variant: got 'j'.*Did you mean 'J'\?"):
+        variant("j")
+    with pytest.raises(ValueError, match=r"Did you mean 'J_NO_METRIC'\?"):
+        variant("J_NOMETRIC")

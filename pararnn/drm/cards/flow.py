@@ -127,7 +127,8 @@ FLOW = Part(
         Deviation(
             "The recurrent path may keep its geometry for several steps and cut its graph in "
             "training",
-            "geometry_interval and truncation of the published system; off by default",
+            "geometry_interval and truncation; the published file has 4 and 64, the default and the "
+            "variants here 1 and 0",
             "with them a step depends on more than its state and token, and the parallel solve "
             "refuses",
             "tests/drm/test_parallel.py",
