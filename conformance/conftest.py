@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
@@ -43,14 +44,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def subject(text: str) -> Subject:
     """A registered cell by name, a factory by ``module:name``, or the DRM."""
-    if text == DRM:
+    if text.upper() == DRM:
         return Subject.drm()
     module_name, colon, attribute = text.partition(":")
     if not colon:
         try:
             return Subject.registered(pararnn.get_cell(text).name)
         except KeyError as problem:
-            raise pytest.UsageError(f"--cell: {problem.args[0]} Or DRM.") from None
+            near = difflib.get_close_matches(text.upper(), [DRM], n=1)
+            hint = f"Did you mean {DRM}?" if near else f"Or {DRM}."
+            raise pytest.UsageError(f"--cell: {problem.args[0]} {hint}") from None
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

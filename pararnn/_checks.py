@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,12 +13,25 @@ from torch.autograd import forward_ad
 
 def positive(name: str, value: object) -> int:
     """``value`` as a positive int, or a ``TypeError``/``ValueError`` that names it."""
+    return whole(name, value, 1, "a positive integer")
+
+
+def whole(name: str, value: object, least: int = 0, wanted: str = "") -> int:
+    """``value`` as an int of at least ``least``, or a ``TypeError``/``ValueError`` that names it."""
+    wanted = wanted or f"an integer ≥ {least}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"{name}: got {value!r} ({type(value).__name__}), expected a positive integer."
-        )
-    if value < 1:
-        raise ValueError(f"{name}: got {value}, expected a positive integer.")
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), expected {wanted}.")
+    if value < least:
+        raise ValueError(f"{name}: got {value}, expected {wanted}.")
+    return value
+
+
+def number(name: str, value: object, least: float = 0.0) -> float:
+    """``value`` as a finite number of at least ``least``, or an error that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), expected a number.")
+    if not (math.isfinite(value) and value >= least):
+        raise ValueError(f"{name}: got {value}, expected a finite number ≥ {least:g}.")
     return value
 
 
@@ -56,21 +70,25 @@ def floating(name: str, value: object) -> Tensor:
     if not value.is_floating_point():
         raise TypeError(
             f"{name}: got dtype {value.dtype}, expected a floating-point dtype; "
-            f"convert it with {name}.to(torch.float32)."
+            "convert it with .to(torch.float32)."
         )
     return value
 
 
-def trailing(name: str, value: Tensor, shape: tuple[int, ...], lead: int | None = None) -> Tensor:
-    """Check the last dimensions (and, if given, the number of leading ones)."""
+def trailing(
+    name: str,
+    value: Tensor,
+    shape: tuple[int, ...],
+    lead: int | None = None,
+    fix: str = "the width that the module was built with",
+) -> Tensor:
+    """Check the last dimensions (and, if given, the number of leading ones); ``fix`` is what a user
+    should check."""
     fits = value.ndim >= len(shape) and tuple(value.shape[value.ndim - len(shape) :]) == shape
     if not fits or (lead is not None and value.ndim != lead + len(shape)):
         dots = "..., " if lead is None else "N, " * lead
         wanted = f"({dots}{', '.join(map(str, shape))})"
-        raise ValueError(
-            f"{name}: got shape {tuple(value.shape)}, expected {wanted}; "
-            f"check the width that the cell was built with."
-        )
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {wanted}; check {fix}.")
     return value
 
 

@@ -240,12 +240,13 @@ def _catalog(options: argparse.Namespace) -> int:
 
 
 def _shown(name: str) -> str:
-    from .cards import find_part
+    from .cards import find_part, part_names
 
-    return name if find_part(name) else _registered(name)
+    return name if find_part(name) else _registered(name, part_names())
 
 
-def _registered(name: str) -> str:
+def _registered(name: str, parts: Sequence[str] = ()) -> str:
+    """The name of a cell; one of the parts is also what may have been meant."""
     from .cards import find_part
     from .cells import cell_names, get_cell
 
@@ -258,9 +259,11 @@ def _registered(name: str) -> str:
                 "conformance --cell DRM' checks the DRM."
             ) from None
         bare = [known.partition("[")[0] for known in cell_names()]
+        expected = ", ".join([*cell_names(), *parts])
         raise Problem(
-            f"got cell {name!r}, expected one of {', '.join(cell_names())}, or module:factory for "
-            f"a cell of your own.{_meant(name, [*cell_names(), *bare])}"
+            f"got {'name' if parts else 'cell'} {name!r}, expected one of {expected}, or "
+            f"module:factory for a cell of your own."
+            f"{_meant(name, [*cell_names(), *bare, *parts])}"
         ) from None
     return name
 

@@ -256,6 +256,21 @@ class DRMConfig:
                 f"gate_top_k: got {self.gate_top_k}, expected at most n_directions="
                 f"{self.n_directions}; 0 keeps all."
             )
+        if self.gate_top_k and self.transition != "direction":
+            raise ValueError(
+                f"gate_top_k: got {self.gate_top_k} with transition={self.transition!r}, which has "
+                "no gates; use 0."
+            )
+        if self.gate_top_k_renormalize and not self.gate_top_k:
+            raise ValueError(
+                "gate_top_k_renormalize: got True with gate_top_k=0, which keeps all gates; give a "
+                "gate_top_k, or set it to False."
+            )
+        if self.parallel_certify and self.path != "parallel":
+            raise ValueError(
+                f"parallel_certify: got True with path={self.path!r}, whose error is not bounded; "
+                "use path='parallel', or set it to False."
+            )
         self._fits_path()
 
     def _fits_path(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import _checks as checks
 from .config import DRMConfig
 from .model import DRM, DRMState
 
@@ -73,13 +74,15 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
         If geometry is kept over flow steps of the recurrent path in a way that does not end with
         each block.
     """
-    if tokens.ndim != 2:
-        raise ValueError(f"read: tokens: got shape {tuple(tokens.shape)}, expected (B, T).")
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise TypeError(f"read: tokens: got {tokens.dtype}, expected integers.")
+    _integers("read: tokens", tokens)
     every = _resume_every(model.config)
     if stream is None:
         stream = start_stream(model, tokens.shape[0])
+    if not isinstance(stream, Stream):
+        raise TypeError(
+            f"read: stream: got {type(stream).__name__}, expected a Stream; use the one that read "
+            "returned, or start_stream(model, batch)."
+        )
     if stream.open.shape[0] != tokens.shape[0]:
         raise ValueError(
             f"read: got {tokens.shape[0]} rows of tokens and a stream of {stream.open.shape[0]}, "
@@ -131,18 +134,18 @@ def generate(
 
     Raises
     ------
+    TypeError
+        If an argument is of another type.
     ValueError
         If the prompt is empty, or ``length``, ``temperature`` or ``top_k`` is out of range.
     """
-    if prompt.ndim != 2 or prompt.shape[1] == 0:
+    if _integers("generate: prompt", prompt).shape[1] == 0:
         raise ValueError(
             f"generate: prompt: got shape {tuple(prompt.shape)}, expected (B, T) with T ≥ 1."
         )
-    if length < 0:
-        raise ValueError(f"generate: length: got {length}, expected at least 0.")
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"generate: temperature: got {temperature}, expected a number ≥ 0.")
-    if not 0 <= top_k <= model.config.vocab_size:
+    checks.whole("generate: length", length)
+    checks.number("generate: temperature", temperature)
+    if checks.whole("generate: top_k", top_k) > model.config.vocab_size:
         raise ValueError(
             f"generate: top_k: got {top_k}, expected 0 (all) to vocab_size="
             f"{model.config.vocab_size}."
@@ -155,6 +158,19 @@ def generate(
             piece = _draw(logits[:, -1], temperature, top_k, generator)
             drawn.append(piece)
     return torch.cat(drawn, 1) if drawn else prompt.new_empty(prompt.shape[0], 0).long()
+
+
+def _integers(name: str, tokens: object) -> Tensor:
+    if not isinstance(tokens, Tensor):
+        raise TypeError(
+            f"{name}: got {type(tokens).__name__}, expected an integer tensor (B, T); text becomes "
+            "one by torch.tensor([list(text.encode())])."
+        )
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise TypeError(f"{name}: got {tokens.dtype}, expected integers.")
+    if tokens.ndim != 2:
+        raise ValueError(f"{name}: got shape {tuple(tokens.shape)}, expected (B, T).")
+    return tokens
 
 
 def _draw(

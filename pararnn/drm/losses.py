@@ -25,6 +25,7 @@ from .trace import Trace
 
 FRACTION_MODES = ("upper_bound", "target")
 SMALLEST_GATE = 1e-8
+IGNORED = -100  # the target of a position that does not count
 
 
 class Rollout(Protocol):
@@ -102,18 +103,19 @@ class LossWeights:
     condition_target: float = field(default=100.0, metadata={"target": True})
 
     def __post_init__(self) -> None:
-        for what, value in self.terms().items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"LossWeights: {what}: got {value}, expected a finite number ≥ 0.")
+        for item in fields(self):
+            if item.name != "fraction_mode":
+                least = 1.0 if item.name == "condition_target" else 0.0
+                checks.number(f"LossWeights: {item.name}", getattr(self, item.name), least)
         if self.fraction_mode not in FRACTION_MODES:
             raise ValueError(
                 f"LossWeights: fraction_mode: got {self.fraction_mode!r}, expected one of "
                 f"{FRACTION_MODES}."
             )
-        if not self.condition_target >= 1:
+        if self.fraction > 1:
             raise ValueError(
-                f"LossWeights: condition_target: got {self.condition_target}, expected a condition "
-                "number, at least 1."
+                f"LossWeights: fraction: got {self.fraction}, expected a share of the gates, from 0 "
+                "to 1."
             )
         if self.metric_diversity > self.metric_reg:
             raise ValueError(
@@ -150,29 +152,47 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     logits
         ``(B, T, V)``.
     targets
-        ``(B, T)`` int64.
+        ``(B, T)`` int64 or int32. A position with the target -100 does not count.
 
     Raises
     ------
     TypeError, ValueError
-        If shapes or dtypes do not fit, or there is no token.
+        If shapes or dtypes do not fit; if there is no token; and on the CPU if none of them counts,
+        or one is neither -100 nor in the vocabulary.
     """
     checks.floating("cross_entropy: logits", logits)
+    if not isinstance(targets, Tensor) or targets.dtype not in (torch.int64, torch.int32):
+        kind = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
+        raise TypeError(
+            f"cross_entropy: targets: got {kind}, expected an int64 or int32 tensor; convert with "
+            ".long()."
+        )
     if logits.ndim != 3 or targets.shape != logits.shape[:2]:
         raise ValueError(
             f"cross_entropy: got logits {tuple(logits.shape)} and targets {tuple(targets.shape)}, "
             "expected (B, T, V) and (B, T)."
         )
-    if targets.dtype != torch.int64:
-        raise TypeError(
-            f"cross_entropy: targets: got {targets.dtype}, expected torch.int64; convert with "
-            ".long()."
-        )
     if targets.numel() == 0:
         raise ValueError("cross_entropy: got no tokens, expected at least one.")
-    return F.cross_entropy(
-        logits.to(checks.state_dtype(logits.dtype)).flatten(0, 1), targets.flatten()
-    )
+    if checks.readable(targets):
+        _in_vocabulary(targets, logits.shape[-1])
+    logits = logits.to(checks.state_dtype(logits.dtype))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=IGNORED)
+
+
+def _in_vocabulary(targets: Tensor, size: int) -> None:
+    counted = targets[targets != IGNORED]
+    if not counted.numel():
+        raise ValueError(
+            f"cross_entropy: targets: got {IGNORED} everywhere, expected a token that counts; their "
+            "mean is of nothing."
+        )
+    low, high = (int(v) for v in counted.aminmax())
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"cross_entropy: targets: got values from {low} to {high}, expected 0 to {size - 1}, or "
+            f"{IGNORED} where none counts; check vocab_size."
+        )
 
 
 def drm_loss(
@@ -185,22 +205,45 @@ def drm_loss(
     output
         What the model returned.
     targets
-        ``(B, T)`` int64, already shifted.
+        ``(B, T)`` integers, already shifted, as for :func:`cross_entropy`.
     config
-        The model's; ``dt`` and ``action_form`` are read.
+        The model's; ``dt``, ``action_form`` and ``flow_steps`` are read.
     weights
         All 0 if not given: cross entropy alone.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`cross_entropy`; and if a term is asked for that the model has nothing for.
+        As :func:`cross_entropy`; if an argument is of another type; and if a term is asked for that
+        the model has nothing for, or one that reads the trace with ``flow_steps`` above 1, as a trace
+        keeps one velocity and one geometry a token.
     """
-    weights = weights or LossWeights()
+    if not isinstance(config, DRMConfig):
+        raise TypeError(
+            f"drm_loss: config: got {type(config).__name__}, expected a DRMConfig; use model.config."
+        )
+    if weights is None:
+        weights = LossWeights()
+    if not isinstance(weights, LossWeights):
+        raise TypeError(
+            f"drm_loss: weights: got {type(weights).__name__}, expected LossWeights; a dict goes in "
+            "as LossWeights(**weights)."
+        )
+    if not hasattr(output, "logits"):
+        raise TypeError(
+            f"drm_loss: output: got {type(output).__name__}, expected what the model returned, "
+            "model(tokens), not its logits."
+        )
     terms = {"ce": cross_entropy(output.logits, targets)}
     total = terms["ce"]
     for name, weight in weights.terms().items():
         if weight != 0:
+            if config.flow_steps > 1 and name not in _OF_STATES:
+                raise ValueError(
+                    f"drm_loss: {name}: got a weight with flow_steps={config.flow_steps}, expected "
+                    "one step a token, of which the trace keeps velocity and geometry; set the "
+                    "weight to 0, or flow_steps=1 with a smaller dt."
+                )
             terms[name] = _TERMS[name](output, config, weights)
             total = total + weight * terms[name]
     return Loss(total, terms)
@@ -223,7 +266,9 @@ def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
     """
     checks.floating("block_consistency: base", base)
     name = "block_consistency: exact"
-    checks.trailing(name, checks.floating(name, exact), tuple(base.shape), 0)
+    checks.trailing(
+        name, checks.floating(name, exact), tuple(base.shape), 0, "that both have this shape"
+    )
     if base.numel() == 0:
         raise ValueError("block_consistency: got no states, expected at least one.")
     return (base - exact.detach()).square().mean()
@@ -254,6 +299,11 @@ def _dimension(output: Rollout) -> tuple[Tensor, Tensor]:
 
 def _factor_norm(output: Rollout) -> tuple[Tensor, Tensor]:
     factor, share = _geometry(output, "factor")
+    if not factor.shape[-1]:
+        raise ValueError(
+            "drm_loss: got a weight for factor_floor or factor_target with metric_rank=0, where "
+            "there is no U; set it to 0."
+        )
     # vector_norm has the gradient 0 at U = 0.
     return torch.linalg.vector_norm(factor, dim=(-2, -1)), share
 
@@ -352,3 +402,6 @@ _TERMS = {
     "stability": _stability,
     "risk": _risk,
 }
+
+_OF_STATES = ("recurrence", "stability")
+"""Terms that look at states and logits alone."""

@@ -25,6 +25,8 @@ from .streams import stream
 from .sweeps import Sweeps
 from .trace import Trace
 
+_STATE = "that the state has a row for each row of tokens, and is of a model of this width"
+
 
 @dataclass(frozen=True)
 class DRMState:
@@ -265,8 +267,13 @@ class DRM(nn.Module):
     def _checked(self, state: DRMState | None, e: Tensor) -> DRMState:
         if state is None:
             return self.initial_state(e.shape[0])
+        if not isinstance(state, DRMState):
+            raise TypeError(
+                f"state: got {type(state).__name__}, expected a DRMState; use the state of an output "
+                "of this model, or initial_state(batch)."
+            )
         shape = (e.shape[0], self.config.d_state)
-        checks.trailing("state.z", checks.floating("state.z", state.z), shape, 0)
+        checks.trailing("state.z", checks.floating("state.z", state.z), shape, 0, _STATE)
         if (state.memory is not None) != self.carries_memory:
             raise ValueError(
                 f"state.memory: got {'a tensor' if state.memory is not None else 'None'}, expected "
@@ -274,7 +281,9 @@ class DRM(nn.Module):
                 "this model, or initial_state(batch)."
             )
         if state.memory is not None:
-            checks.trailing("state.memory", checks.floating("state.memory", state.memory), shape, 0)
+            checks.trailing(
+                "state.memory", checks.floating("state.memory", state.memory), shape, 0, _STATE
+            )
         return state
 
     def _strength(self, step: int | None) -> float:

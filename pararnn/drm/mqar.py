@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from .. import _checks as checks
 from ..tasks.task import Batch, Task
+from .model import DRM
 
 MARK = 1
 KEYS = 32
@@ -122,9 +124,19 @@ def recall_probe(
 
     Raises
     ------
+    TypeError
+        If a count is no integer.
     ValueError
-        If a loss or gradient is not finite: nothing is learnt from it, and the run ends.
+        If a count is out of range; if a DRM has another vocabulary than the probe; or if a loss or
+        gradient is not finite: nothing is learnt from it, and the run ends.
     """
+    for name, count, least in (("steps", steps, 0), ("batch", batch, 1), ("tests", tests, 1)):
+        checks.whole(f"recall_probe: {name}", count, least)
+    if answer is None and isinstance(model, DRM) and model.config.vocab_size != VOCABULARY:
+        raise ValueError(
+            f"recall_probe: model: got vocab_size={model.config.vocab_size}, expected {VOCABULARY}, "
+            "that of the probe; use vocab_size=128, or the sizes pararnn.drm.mqar.SIZES."
+        )
     began = time.perf_counter()
     device = next(model.parameters()).device
     ask = answer or (lambda tokens, step: model(tokens, step=step).logits)

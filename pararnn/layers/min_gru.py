@@ -64,8 +64,7 @@ class MinGRUBlock(nn.Module):
         super().__init__()
         checks.positive("d_model", d_model)
         checks.parameter_dtype(dtype)
-        if mlp_expansion != 0 or type(mlp_expansion) is not int:
-            checks.positive("mlp_expansion", mlp_expansion)
+        checks.whole("mlp_expansion", mlp_expansion)
         _probability(dropout)
         checks.flag("learnable_h0", learnable_h0)
         chosen, settings = known(mixer), keywords("mixer_kwargs", mixer_kwargs)

@@ -98,12 +98,18 @@ def test_verify_fails_with_status_1(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("show", "ParaLSTM9"), "got cell 'ParaLSTM9', expected one of ParaGRU[diag]"),
+        (("show", "ParaLSTM9"), "got name 'ParaLSTM9', expected one of ParaGRU[diag]"),
         (("show", "nowhere:cell"), "nowhere:cell: No module named 'nowhere'; run this where"),
         (("show", "examples.elman:nothing"), "has no 'nothing'"),
         (("show", "torch:nn"), "got module, expected a function"),
         (("verify", "ParaLSTM9"), "for a cell of your own. Did you mean 'ParaLSTM'?"),
         (("show", "mingru[decay"), "Did you mean 'MinGRU[decay]'?"),
+        (
+            ("show", "DMR"),
+            "SelectiveMemory, or module:factory for a cell of your own. Did you mean 'DRM'?",
+        ),
+        (("show", "selectivememory"), "Did you mean 'SelectiveMemory'?"),
+        (("show", "DRMFloww"), "Did you mean 'DRMFlow'?"),
         (("verify", "SelectiveMemory"), "a part of the DRM, expected a cell"),
         (("verify", "ParaGRU[head]", "--width", "7"), "got 2 heads for d_h=7"),
         (("verify", "examples.elman:Elman"), "expected a factory that needs no arguments"),

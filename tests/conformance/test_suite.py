@@ -92,6 +92,7 @@ def test_wrong_device_is_explained(tmp_path: Path) -> None:
     ("cell", "expected"),
     [
         ("ParaGUR", "expected one of ParaGRU"),
+        ("DMR", r"Did you mean DRM\?"),
         ("own_cells:missing", "expected module:factory"),
         ("no_such_module:factory", "expected module:factory"),
         ("own_cells:needs", "needs width, expected one that can be called without"),
@@ -122,3 +123,7 @@ def test_dtype_that_was_not_asked_for_is_skipped(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "skip C24 (own:right): neither bfloat16 nor float16 was asked for" in done.stdout
+
+
+def test_the_drm_in_small_letters() -> None:
+    assert subject("drm").about == subject("DRM").about == "DRM"

@@ -198,3 +198,25 @@ def test_streams_and_tokens_that_do_not_fit():
         read(model, text(2, 2).double())
     with pytest.raises(ValueError, match="shape"):
         read(model, text(2, 2)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("abc", 2), "prompt: got str, expected an integer tensor"),
+        ((torch.zeros(1, 3), 2), "prompt: got torch.float32, expected integers"),
+        ((text(1, 3), 2.0), "length: got 2.0"),
+        ((text(1, 3), True), "length: got True"),
+        ((text(1, 3), 2, "0"), "temperature: got '0'"),
+        ((text(1, 3), 2, 1.0, 2.0), "top_k: got 2.0"),
+    ],
+)
+def test_arguments_of_another_type(arguments, message):
+    prompt, length, *rest = arguments
+    with pytest.raises(TypeError, match=message):
+        generate(build(), prompt, length, **dict(zip(("temperature", "top_k"), rest, strict=False)))
+
+
+def test_streams_of_another_type():
+    with pytest.raises(TypeError, match="stream: got int, expected a Stream"):
+        read(build(), text(1, 3), 3)

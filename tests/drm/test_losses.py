@@ -267,7 +267,7 @@ def test_bad_weights(bad):
 
 @pytest.mark.parametrize(
     ("targets", "error"),
-    [(TARGETS[:, 1:], ValueError), (TARGETS.int(), TypeError), (TARGETS[:0], ValueError)],
+    [(TARGETS[:, 1:], ValueError), (TARGETS.double(), TypeError), (TARGETS[:0], ValueError)],
 )
 def test_bad_targets(targets, error):
     logits = draw().logits
@@ -307,3 +307,78 @@ def test_block_consistency():
     assert block_consistency(base[:, :1], exact[:, :1]) < 1e-25, "one token is the recurrent step"
     with pytest.raises(ValueError, match="shape"):
         block_consistency(base, exact[:, :1])
+
+
+def test_int32_targets_are_the_same():
+    logits = draw().logits
+    assert torch.equal(cross_entropy(logits, TARGETS.int()), cross_entropy(logits, TARGETS))
+
+
+def test_positions_that_do_not_count():
+    logits, targets = draw().logits, TARGETS.clone()
+    targets[0, 2:] = -100
+    kept = targets != -100
+    rows, wanted = logits[kept].log_softmax(-1), targets[kept]
+    expected = -rows[torch.arange(len(wanted)), wanted].mean()
+    torch.testing.assert_close(cross_entropy(logits, targets), expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(V, f"got values from 0 to {V}, expected 0 to 5"), (-1, "got values from -1 to")],
+)
+def test_targets_out_of_the_vocabulary(value, message):
+    targets = TARGETS.clone()
+    targets[0, 0], targets[0, 1] = value, 0
+    with pytest.raises(ValueError, match=message):
+        cross_entropy(draw().logits, targets)
+
+
+def test_no_target_counts():
+    with pytest.raises(ValueError, match="got -100 everywhere"):
+        cross_entropy(draw().logits, torch.full_like(TARGETS, -100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((draw().logits, TARGETS, CONFIG), "output: got Tensor, expected what the model returned"),
+        ((draw(), TARGETS, None), "config: got NoneType, expected a DRMConfig"),
+        ((draw(), TARGETS, CONFIG, {"action": 1.0}), "weights: got dict, expected LossWeights"),
+        ((draw(), TARGETS, CONFIG, {}), "weights: got dict"),
+    ],
+)
+def test_arguments_of_another_type(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        drm_loss(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        ({"action": "1"}, TypeError, "action: got '1'"),
+        ({"action": True}, TypeError, "action: got True"),
+        ({"fraction": math.nan}, ValueError, "fraction: got nan"),
+        ({"fraction": 1.5}, ValueError, "fraction: got 1.5, expected a share"),
+        ({"dim_std": math.nan}, ValueError, "dim_std: got nan"),
+        ({"factor_norm": -1}, ValueError, "factor_norm: got -1"),
+        ({"condition_target": 0.5}, ValueError, "condition_target: got 0.5"),
+    ],
+)
+def test_weights_and_targets_are_numbers(weights, error, message):
+    with pytest.raises(error, match=message):
+        LossWeights(**weights)
+
+
+@pytest.mark.parametrize("name", ["factor_floor", "factor_target"])
+def test_no_factor_to_weigh(name):
+    output = draw(factor=torch.empty(B, len(STEPS), D, 0, dtype=torch.float64))
+    with pytest.raises(ValueError, match="with metric_rank=0"):
+        drm_loss(output, TARGETS, CONFIG, LossWeights(**{name: 1.0}))
+
+
+def test_several_flow_steps_have_no_trace_to_weigh():
+    config = DRMConfig(path="recurrent", flow_steps=2)
+    with pytest.raises(ValueError, match="action: got a weight with flow_steps=2"):
+        drm_loss(draw(), TARGETS, config, LossWeights(action=1.0))
+    drm_loss(draw(), TARGETS, config, LossWeights(recurrence=1.0, stability=1.0))

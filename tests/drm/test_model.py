@@ -282,6 +282,8 @@ def test_errors():
         module(tokens(3))
     with pytest.raises(ValueError, match=r"state\.z: got shape \(1, 7\), expected \(2, 7\)"):
         module(tokens(2, 3), module.initial_state(1))
+    with pytest.raises(TypeError, match="state: got Tensor, expected a DRMState"):
+        module(tokens(2, 3), torch.zeros(2, 7))
     with pytest.raises(ValueError, match=r"state\.memory: got None, expected a tensor"):
         module(tokens(2, 3), DRMState(torch.zeros(2, 7)))
     with pytest.raises(ValueError, match="step: got -1"):

@@ -21,7 +21,7 @@ from pararnn.drm.mqar import (
     recall_probe,
     recall_sequences,
 )
-from pararnn.drm.variants import variant
+from pararnn.drm.variants import TINY, variant
 
 
 def draw(batch=50, seed=0, **kwargs):
@@ -133,3 +133,23 @@ def test_a_run_that_diverges_ends():
     with pytest.raises(ValueError, match="step 0"):
         recall_probe(model, steps=3, answer=model)
     assert not model.bias.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"steps": -1}, ValueError, "steps: got -1, expected an integer ≥ 0"),
+        ({"batch": 0}, ValueError, "batch: got 0"),
+        ({"tests": 0}, ValueError, "tests: got 0"),
+        ({"tests": 1.5}, TypeError, "tests: got 1.5"),
+    ],
+)
+def test_bad_settings(settings, error, message):
+    model = DRM(variant("J").config(**{**TINY, "vocab_size": VOCABULARY}))
+    with pytest.raises(error, match=message):
+        recall_probe(model, **{"steps": 1, "tests": 1, **settings})
+
+
+def test_a_model_of_another_vocabulary():
+    with pytest.raises(ValueError, match="got vocab_size=17, expected 128"):
+        recall_probe(DRM(variant("J").config(**TINY)), steps=1, tests=1)
