@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -153,9 +154,11 @@ class DRMConfig:
     Raises
     ------
     TypeError
-        If a value is of another type.
+        If a name is unknown, or a value of another type.
     ValueError
-        If a value is out of its range, or two do not go together.
+        If a value is out of its range, or two do not go together, or one would do nothing; but
+        ``block_carry`` and ``memory_start``, switches of the published system, may be set in any
+        model.
     """
 
     vocab_size: int = 256
@@ -217,6 +220,11 @@ class DRMConfig:
     emitter_form: str = "mlp"
     emitter_residual: bool = False
     action_form: str = "sum"
+
+    def __new__(cls, *values: Any, **named: Any) -> DRMConfig:
+        """An unknown name is an error that suggests a known one, here and in all copies."""
+        _known(named)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -293,8 +301,7 @@ class DRMConfig:
             )
 
     def changed(self, **changes: Any) -> DRMConfig:
-        """A copy with other values; an unknown name is an error that suggests a known one."""
-        _known(changes)
+        """A copy with other values."""
         return replace(self, **changes)
 
     def published(self) -> DRMConfig:
@@ -316,7 +323,6 @@ class DRMConfig:
         TypeError
             If a name is unknown.
         """
-        _known(values)
         return cls(**values)
 
     def strength(self, step: int) -> float:
@@ -326,6 +332,12 @@ class DRMConfig:
             return self.naturalization_strength
         return self.naturalization_strength * min(step / warmup, 1.0)
 
+
+_fields = signature(DRMConfig.__init__)
+DRMConfig.__signature__ = _fields.replace(  # type: ignore[attr-defined]
+    parameters=[p for name, p in _fields.parameters.items() if name != "self"]
+)
+"""What help and editors show: the fields, not what ``__new__`` takes."""
 
 PUBLISHED: Mapping[str, Any] = MappingProxyType(
     {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 from dataclasses import fields
 
 import pytest
@@ -113,6 +116,19 @@ def test_unknown_names():
         DRMConfig().changed(metric_rnk=3)
     with pytest.raises(TypeError, match="no field 'zzz'; see DRMConfig"):
         DRMConfig.from_dict({"zzz": 1})
+    with pytest.raises(TypeError, match="no field 'd_sate'; did you mean d_state"):
+        DRMConfig(d_sate=3)
+
+
+def test_help_shows_the_fields():
+    shown = inspect.signature(DRMConfig).parameters
+    assert list(shown) == list(DRMConfig().to_dict())
+    assert shown["d_state"].default == 96
+
+
+def test_copies():
+    config = DRMConfig(mixer=True)
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
 
 
 def test_plain_values_and_back():
