@@ -242,8 +242,9 @@ CLAUSES: tuple[Clause, ...] = (
         18,
         "resets",
         "A reset starts afresh",
-        "Where `resets[b, t]` is true, step t of row b starts from the zero state: the result is "
-        "that of separate sequences, and no gradient crosses (exactly zero).",
+        "Where `resets[b, t]` is true, step t of row b starts from the zero state, also in a "
+        "cell whose sequences start elsewhere (a constant or a learned start): the result is that of "
+        "separate sequences, those after a reset with `h0` = 0, and no gradient crosses (exactly zero).",
         "as C6; gradients across: exactly 0",
         "As for C6.",
         "Random masks, resets at step 0 (which ignore `h0`) and beside chunk boundaries.",

@@ -63,6 +63,10 @@ def subject(text: str) -> Subject:
             f"--cell {text}: {type(problem).__name__}: {problem}; expected module:factory, importable from here, where "
             "factory() returns a cell."
         ) from None
+    if not callable(factory):
+        raise pytest.UsageError(
+            f"--cell {text}: got {type(factory).__name__}, expected a factory of a cell."
+        )
     needed = [
         p.name
         for p in inspect.signature(factory).parameters.values()
@@ -72,6 +76,14 @@ def subject(text: str) -> Subject:
         raise pytest.UsageError(
             f"--cell {text}: got a factory that needs {', '.join(needed)}, expected one that can "
             "be called without arguments; wrap it, e.g. lambda: MyCell(d_in=5, d_h=6)."
+        )
+    made = factory()
+    if not (
+        isinstance(made, torch.nn.Module) and hasattr(made, "step") and hasattr(made, "state_shape")
+    ):
+        raise pytest.UsageError(
+            f"--cell {text}: got a factory of {type(made).__name__}, expected one of a cell: a module "
+            "with step(h, x) and state_shape."
         )
     return Subject(text, factory)
 

@@ -35,6 +35,17 @@ def number(name: str, value: object, least: float = 0.0) -> float:
     return value
 
 
+def batch(sizes: Iterable[Any]) -> None:
+    """Raise unless these are sizes of batch dimensions, 0 or more (also symbolic ones)."""
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
+            raise TypeError(
+                f"batch: got {size!r} ({type(size).__name__}), expected a number of samples."
+            )
+        if size < 0:
+            raise ValueError(f"batch: got {size}, expected a number of samples, 0 or more.")
+
+
 def flag(name: str, value: object) -> bool:
     """``value`` as True or False, or a ``TypeError`` that names it."""
     if not isinstance(value, bool):
@@ -59,6 +70,8 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def parameter_dtype(dtype: torch.dtype | None) -> None:
     """Raise a ``TypeError`` if parameters cannot have this dtype."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: got {dtype!r}, expected a torch.dtype, e.g. torch.float32.")
     if dtype is not None and not dtype.is_floating_point:
         raise TypeError(f"dtype: got {dtype}, expected a floating-point dtype.")
 
@@ -174,4 +187,5 @@ def _has_tangent(values: Iterable[Tensor | None]) -> bool:
 
 def full_precision(device: torch.device) -> torch.autocast:
     """Context in which autocast is off: recurrences run in the dtype of their state."""
-    return torch.autocast(device.type, enabled=False)
+    kind = "cpu" if device.type == "meta" else device.type  # there is no autocast for meta
+    return torch.autocast(kind, enabled=False)

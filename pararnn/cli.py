@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--length", type=_positive, default=512, help="steps (default: 512)")
     command.add_argument("--batch", type=_positive, default=4, help="sequences (default: 4)")
     command.add_argument("--width", type=_positive, help="width of a registered cell's state axes")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=_seed, default=0)
     command.set_defaults(run=_verify)
 
     command = commands.add_parser(
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("task", metavar="TASK", nargs="?", help="e.g. parity")
     command.add_argument("model", metavar="MODEL", nargs="?", help="e.g. signed")
     command.add_argument("--layers", type=_positive, help="default: 1, or as the model names")
-    command.add_argument("--seed", type=int, nargs="+", default=[0], help="one run a seed")
+    command.add_argument("--seed", type=_seed, nargs="+", default=[0], help="one run a seed")
     command.add_argument("--steps", type=_positive, help="most training steps")
     command.add_argument(
         "--select", choices=("early", "best"),
@@ -109,9 +109,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected a positive integer")
+    return _integer(text, 1, None, "a positive integer")
+
+
+def _seed(text: str) -> int:
+    return _integer(text, 0, 2**32 - 1, "an integer from 0 to 4294967295")
+
+
+def _integer(text: str, least: int, most: int | None, wanted: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least or (most is not None and value > most):
+        raise argparse.ArgumentTypeError(f"got {text}, expected {wanted}")
     return value
 
 
@@ -137,6 +148,8 @@ def _show(options: argparse.Namespace) -> int:
     from .cards import card_markdown, card_text
 
     subject = _imported(options.cell) if ":" in options.cell else _shown(options.cell)
+    if ":" in options.cell and isinstance(subject, str):  # which is no name here
+        raise Problem(f"{options.cell}: got str, expected a cell, or a function that gives one.")
     try:
         if options.markdown:
             print(card_markdown(subject), end="")
@@ -280,6 +293,8 @@ def _imported(text: str) -> object:
     import importlib
 
     module_name, _, name = text.partition(":")
+    if not (name and all(part.isidentifier() for part in module_name.split("."))):
+        raise Problem(f"got {text!r}, expected module:name, e.g. my_cells:MyCell.")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

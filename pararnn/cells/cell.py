@@ -78,8 +78,14 @@ class Cell(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: Any,
     ):
         super().__init__()
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__}: got an argument {next(iter(unknown))!r} that it does not "
+                "take; leave it out."
+            )
         if spec is not None:
             self.spec = spec
         elif not isinstance(getattr(self, "spec", None), Spec):
@@ -222,6 +228,7 @@ class Cell(nn.Module):
     def init_state(self, *batch: int) -> Tensor:
         """Where a sequence starts, shape ``(*batch, *state_shape)``, in :attr:`state_dtype`: the
         zero state, if a subclass does not say otherwise (and then ``starts_at_zero`` is False)."""
+        checks.batch(batch)
         return torch.zeros(
             *batch, *self.state_shape, device=self.in_proj.weight.device, dtype=self.state_dtype
         )

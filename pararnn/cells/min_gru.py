@@ -96,6 +96,7 @@ class PositiveMixer(Mixer):
         """1/2 everywhere, or ``g(h0_pre)`` if that is learned."""
         if self.h0_pre is None:
             return super().init_state(*batch) + 0.5
+        checks.batch(batch)
         return candidate(self.h0_pre.to(self.state_dtype)).expand(*batch, -1)
 
     def check_start(self, name: str, h: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -21,10 +21,24 @@ FOREVER = 1e10
 """What an infinite time gap counts as, so that nothing becomes NaN."""
 
 
-def checked_decay(decay: object, rate: object) -> None:
-    """Raise a ``ValueError`` unless these are a kind of decay and a positive, finite rate."""
+def checked_decay(decay: object, rate: object, log1p_delta: bool) -> None:
+    """Raise a ``ValueError`` unless these are a kind of decay and a positive, finite rate, or no
+    decay and nothing that needs one."""
     if decay not in DECAYS:
         raise ValueError(f"decay: got {decay!r}, expected None, 'fixed' or 'learnable'.")
+    if decay is None:
+        for name, value, default in (
+            ("decay_rate", rate, None),
+            ("log1p_delta", log1p_delta, False),
+        ):
+            if value is not default:
+                raise ValueError(
+                    f"{name}: got {value!r}, expected none without a decay; leave it out, or give "
+                    "decay='fixed' or 'learnable'."
+                )
+        return
+    if rate is None:
+        return
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
     limits = torch.finfo(torch.float32)
     if not number or not limits.tiny <= rate <= limits.max:  # type: ignore[operator]
@@ -81,9 +95,10 @@ class Mixer(Cell):
         Multiplies the transition by ``exp(-λ f(Δt))`` at every step: None, ``'fixed'``
         (``λ = decay_rate``) or ``'learnable'`` (one trained ``λ`` a channel, starting there).
     decay_rate
-        ``λ``, or where it starts; positive.
+        ``λ``, or where it starts; positive. With a decay it is 1 if not given.
     log1p_delta
-        Whether ``f`` is ``log1p`` instead of the identity.
+        Whether ``f`` is ``log1p`` instead of the identity. Without a decay neither of the two is
+        taken.
     device, dtype
         As for :class:`torch.nn.Linear`.
 
@@ -104,13 +119,15 @@ class Mixer(Cell):
         bias: bool = True,
         *,
         decay: str | None = None,
-        decay_rate: float = 1.0,
+        decay_rate: float | None = None,
         log1p_delta: bool = False,
         **kwargs: Any,
     ):
-        checked_decay(decay, decay_rate)
-        self.decay, self.decay_rate = decay, decay_rate
         self.log1p_delta = checks.flag("log1p_delta", log1p_delta)
+        checked_decay(decay, decay_rate, log1p_delta)
+        if decay is not None and decay_rate is None:
+            decay_rate = 1.0
+        self.decay, self.decay_rate = decay, decay_rate
         self._warned = False
         super().__init__(d_in, d_h, spec=self.make_spec(), bias=bias, **kwargs)
 
@@ -121,7 +138,7 @@ class Mixer(Cell):
     # -- parameters ----------------------------------------------------------------------------
 
     def constants(self) -> dict[str, Any]:
-        return {"rate": float(self.decay_rate)} if self.decay == "fixed" else {}
+        return {"rate": self.decay_rate} if self.decay == "fixed" else {}
 
     def reset_parameters(self) -> None:
         """Every input head as a fresh :class:`torch.nn.Linear` of its own, in the order of the
@@ -137,7 +154,7 @@ class Mixer(Cell):
             first = rows.stop
         if self.decay == "learnable":
             # The inverse of softplus; log(expm1(λ)) would overflow.
-            rate = float(self.decay_rate)
+            rate = cast(float, self.decay_rate)
             nn.init.constant_(self.rho, rate + math.log(-math.expm1(-rate)))
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -183,15 +200,16 @@ class Mixer(Cell):
         """Raise if a given state is none that a sequence may start from."""
 
     def _start(self, name: str, h: Tensor | None, batch: int) -> Tensor:
-        """A given flat state, checked, or :meth:`init_state`: ``(batch, *state_shape)``."""
+        """A given state, flat or as :meth:`init_state` gives it, checked, or that of
+        :meth:`init_state`: ``(batch, *state_shape)``."""
         if h is None:
             return self.init_state(batch)
         checks.same_device(name, checks.floating(name, h), self.in_proj.weight.device)
         width = self.flat_width
-        if tuple(h.shape) not in ((batch, 1, width), (batch, width)):
+        shapes = dict.fromkeys(((batch, 1, width), (batch, width), (batch, *self.state_shape)))
+        if tuple(h.shape) not in shapes:
             raise ValueError(
-                f"{name}: got shape {tuple(h.shape)}, expected {(batch, 1, width)} or "
-                f"{(batch, width)}; nothing is broadcast, use {name}.expand(...) if all samples "
+                f"{name}: got shape {tuple(h.shape)}, expected {' or '.join(map(str, shapes))}; nothing is broadcast, use {name}.expand(...) if all samples "
                 "start alike."
             )
         allowed = (self.in_proj.weight.dtype, self.state_dtype)
@@ -259,8 +277,8 @@ class Mixer(Cell):
         x
             Inputs ``(B, T, d_in)``.
         h_0
-            State before the first step, ``(B, 1, W)`` or ``(B, W)``; that of :meth:`init_state` if
-            not given.
+            State before the first step, ``(B, 1, W)`` or ``(B, W)``, or ``(B, *state_shape)`` as
+            :meth:`init_state` gives it; that of :meth:`init_state` if not given.
         delta_t
             Time before every step, ``(B, T)`` or ``(B, T, 1)``: needed with a decay, and refused
             without. NaN and negative ones count as 0, infinite ones as 1e10, with one warning an
@@ -316,7 +334,8 @@ class Mixer(Cell):
         x_t
             Input ``(B, d_in)``.
         h_prev
-            Flat state ``(B, W)`` or ``(B, 1, W)``; that of :meth:`init_state` if not given.
+            State ``(B, W)``, ``(B, 1, W)`` or ``(B, *state_shape)``; that of :meth:`init_state` if
+            not given.
         delta_t
             Time since the step before, ``(B,)`` or ``(B, 1)``, as in :meth:`forward`.
 

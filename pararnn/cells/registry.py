@@ -121,8 +121,11 @@ CELLS: dict[str, CellEntry] = {
             "min_gru",
             MinGRU.facts,
             ("research-variant",),
-            lambda d_in=5, width=6, decay="learnable", log1p_delta=True, **kw: MinGRU(
-                d_in, width, decay=decay, log1p_delta=log1p_delta, **{"learnable_h0": True} | kw
+            lambda d_in=5, width=6, decay="learnable", **kw: MinGRU(
+                d_in,
+                width,
+                decay=decay,
+                **{"learnable_h0": True, "log1p_delta": decay is not None} | kw,
             ),
         ),
         CellEntry(

@@ -60,6 +60,7 @@ class LearnedStart(Mixer):
 
     def init_state(self, *batch: int) -> Tensor:
         """The learned start ``h0``."""
+        checks.batch(batch)
         return self.h0.to(self.state_dtype).expand(*batch, *self.state_shape)
 
 

@@ -94,6 +94,7 @@ class SignedMinGRU(Mixer):
         """The zero state, or ``h0`` if that is learned."""
         if self.h0 is None:
             return super().init_state(*batch)
+        checks.batch(batch)
         return self.h0.to(self.state_dtype).expand(*batch, -1)
 
     def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:

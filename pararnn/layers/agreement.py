@@ -343,7 +343,7 @@ def _tolerance(task: Task, amplification: float) -> float:
     rounding for half precision."""
     state = task.h0.dtype
     grown = 8 * torch.finfo(state).eps * amplification
-    limit = max(BASE_TOLERANCE[state], grown if math.isfinite(grown) else 0.0)
+    limit = max(BASE_TOLERANCE[state], 0.0 if math.isnan(grown) else grown)
     limit = min(limit, max(LOOSEST, BASE_TOLERANCE[state]))
     rounding = torch.finfo(task.u.dtype).eps if task.u.dtype != state else 0.0
     return limit + rounding

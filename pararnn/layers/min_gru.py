@@ -134,7 +134,6 @@ class MinGRUBlock(nn.Module):
 
     def init_state(self, batch: int) -> Tensor:
         """The mixer's own start, ``(B, 1, W)``."""
-        _batch(batch)
         return self.mixer.init_state(batch).flatten(1).unsqueeze(1)
 
     def _finished(self, x: Tensor, y: Tensor) -> Tensor:
@@ -332,11 +331,6 @@ class MinGRUStack(nn.Module):
                 f"state: got {len(state)} states, expected {self.n_layers}, one a block."
             )
         return list(state)
-
-
-def _batch(batch: object) -> None:
-    if batch != 0 or type(batch) is not int:
-        checks.positive("batch", batch)
 
 
 def _probability(dropout: object) -> None:

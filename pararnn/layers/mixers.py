@@ -135,6 +135,11 @@ def plan(
     if decay_layers not in ("all", "last"):
         raise ValueError(f"decay_layers: got {decay_layers!r}, expected 'all' or 'last'.")
     if decay_layers == "last":
+        if layers[-1][1].get("decay") is None:
+            raise ValueError(
+                "decay_layers: got 'last', expected 'all' where the last block has no decay; leave "
+                "it out, or give the last block's mixer a decay in mixer_kwargs."
+            )
         for _, arguments in layers[:-1]:
             for key in DECAY_KEYS:
                 arguments.pop(key, None)

@@ -137,11 +137,11 @@ class ParaRNN(nn.Module):
             ``(B, T, d_in)``, ``(T, B, d_in)`` if not ``batch_first``, ``(T, d_in)`` for a single
             sequence, or a ``PackedSequence``.
         h0
-            ``(num_layers, B, *state_shape)``, without ``B`` for a single sequence; zero if not
-            given.
+            ``(num_layers, B, *state_shape)``, without ``B`` for a single sequence; every cell's
+            ``init_state`` if not given.
         resets
             Bool mask shaped like ``x`` without its features: where True, the step starts from the
-            zero state.
+            zero state, also if the cell's ``init_state`` is another.
         dt
             Time since the step before, shaped like ``x`` without its features: for the layers
             whose cell has a time gap, and needed if there are any. For a ``PackedSequence``,

@@ -42,6 +42,10 @@ class Algebra:
         """Multiplications for one entry of a composed operator."""
         return op.shape[-1]
 
+    def norm(self, op: Tensor) -> Tensor:
+        """Spectral norm of every block that acts on a vector of its own."""
+        return torch.linalg.matrix_norm(op, 2)
+
     def finite(self, op: Tensor) -> bool:
         """Whether every entry is a number that can be multiplied by zero."""
         return bool(op.isfinite().all())
@@ -68,6 +72,9 @@ class Diagonal(Algebra):
 
     def order(self, op: Tensor) -> int:
         return 1
+
+    def norm(self, op: Tensor) -> Tensor:
+        return op.abs()
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,10 @@ class Block(Algebra):
 
     def order(self, op: Tensor) -> int:
         return op.shape[-self.axes - 1]
+
+    def norm(self, op: Tensor) -> Tensor:
+        blocks = op.movedim((-self.axes - 2, -self.axes - 1), (-2, -1))
+        return torch.linalg.matrix_norm(blocks, 2)
 
 
 @dataclass(frozen=True)

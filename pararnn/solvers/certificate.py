@@ -4,6 +4,7 @@ Newton–Kantorovich on ``F(H)_t = h_t − f(h_{t−1}, u_t)``: let ``Y`` be the
 Newton correction at the computed states, ``κ`` a bound of ``‖(DF)⁻¹‖`` in the maximum norm, from
 ``s_t = |J_t| s_{t−1} + 1``, and ``M`` a bound of the second derivative of one step. If
 ``2YκM < 1``, the recurrence has exactly one trajectory within ``2Y``, and it is the sequential one.
+A recurrence that is linear in its state has ``M = 0``, whatever the states.
 Everything is evaluated in float64, so the rounding errors of float32 states are covered too; the
 rounding of the evaluation itself enters ``Y`` as ``κ`` times a few units in the last place.
 """
@@ -17,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..scan import Algebra, affine_scan
+from ..scan import Algebra, Diagonal, affine_scan
 from ..spec.bounds import derivative_bounds
 from .dynamics import SpecDynamics
 from .implicit import Problem, linearized
@@ -64,8 +65,6 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     dynamics = task.make(task.params)
     if not isinstance(dynamics, SpecDynamics):
         return _none("the cell has no Spec, so its second derivative has no bound")
-    if any(b is None for b in dynamics.bounds):
-        return _none("a state slot declares no bounds, so its second derivative has no bound")
     if dynamics.algebra("exact") is None:
         return _none("exact Jacobians of this structure are not formed")
     if states.numel() == 0:
@@ -85,18 +84,32 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     )
     rounding = ROUNDING * torch.finfo(torch.float64).eps * max(1.0, float(states.abs().max()))
     y = float(correction.abs().max()) + kappa * rounding
-    reach = float(states.abs().max().maximum(h0.abs().max())) + 2 * y
-    params = [p.detach().cpu().numpy() for p in dynamics.raw_params]
-    gap = math.inf if task.dt is None else float(task.dt.max())
-    m = float(derivative_bounds(dynamics.spec, params, dynamics.sizes, reach, gap)[1].max())
-    product = 2 * y * kappa * m
-    if not product < 1:
-        return Certificate(
-            math.inf, y, kappa, m, largest, f"2YκM = {product:.1e} is not below 1: no proof"
-        )
+    m = _curvature(dynamics, task, float(states.abs().max().maximum(h0.abs().max())) + 2 * y)
+    product = 2 * y * kappa * m if m else 0.0
+    reason = ""
+    if not math.isfinite(y):
+        reason = "κ is too large for a number: no proof"
+    elif m == math.inf and None in dynamics.bounds:
+        reason = "a state slot declares no bounds, so its second derivative has no bound"
+    elif not product < 1:
+        reason = f"2YκM = {product:.1e} is not below 1: no proof"
+    if reason:
+        return Certificate(math.inf, y, kappa, m, largest, reason)
     # (1 − √(1 − 2YκM)) / (κM), written so that it does not cancel for small Y.
     bound = 2 * y / (1 + math.sqrt(1 - product))
     return Certificate(bound, y, kappa, m, largest, "")
+
+
+def _curvature(dynamics: SpecDynamics, task: Task, reach: float) -> float:
+    """``M`` on the states up to ``reach``: 0 for what is linear in its state, infinite for what is
+    not and declares no box."""
+    if dynamics.linear:
+        return 0.0
+    if None in dynamics.bounds:
+        return math.inf
+    params = [p.detach().cpu().numpy() for p in dynamics.raw_params]
+    gap = math.inf if task.dt is None else float(task.dt.max())
+    return float(derivative_bounds(dynamics.spec, params, dynamics.sizes, reach, gap)[1].max())
 
 
 def _rows(resets: Tensor | None, batch: int) -> list[Tensor | None]:
@@ -113,7 +126,9 @@ def _amplification(
     """``max_t s_t``, where ``s_t`` bounds ``Σ_i |J_t ⋯ J_{i+1}|·1`` of one sequence.
 
     Absolute values are taken of products over windows, not of every factor: ``|J_2 J_1|`` can be
-    much smaller than ``|J_2||J_1|``. Between windows the recursion is ``s ← |Π| s + q``.
+    much smaller than ``|J_2||J_1|``. Between windows the recursion is ``s ← |Π| s + q``. For a
+    rotation that still grows without end, and its Euclidean norm does not: the smaller of the two
+    bounds counts.
     """
     algebra = cast(Algebra, dynamics.algebra("exact"))
     op = cut(dynamics.operator_at(before, u, "exact"), resets)
@@ -132,6 +147,17 @@ def _amplification(
         for product, q in zip(products, sums, strict=True):
             peak = max(peak, float((algebra.apply(product, starts[:, :-1]) + q).max()))
         s = starts[:, -1:]
+    peak = peak if not math.isnan(peak) else math.inf
+    return min(peak, _euclidean(algebra, op)) if dynamics.linear and peak > total else peak
+
+
+def _euclidean(algebra: Algebra, op: Tensor) -> float:
+    """A bound as :func:`_amplification` from ``s ← ‖J_t‖₂ s + √n`` in every block of ``n`` numbers:
+    ``√n`` is the length of a vector of ones, and no entry is longer than its vector."""
+    norms = algebra.norm(op)
+    ones = torch.full_like(norms, math.sqrt(algebra.order(op)))
+    s = affine_scan(norms, ones, torch.zeros_like(ones[:, 0]), algebra=Diagonal())
+    peak = float(s.max())
     return peak if not math.isnan(peak) else math.inf
 
 

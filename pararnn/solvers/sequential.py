@@ -73,7 +73,7 @@ def sequential_apply(
     x
         Inputs ``(B, T, d_in)``.
     h0
-        Initial state ``(B, *state_shape)``; zero if not given.
+        Initial state ``(B, *state_shape)``; that of ``cell.init_state`` if not given.
     resets
         Bool mask ``(B, T)``: where True, the step starts from the zero state.
     dt

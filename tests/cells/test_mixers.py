@@ -194,6 +194,8 @@ def test_states_of_other_shapes_are_errors(kind):
     layer = built(kind)
     x, _ = inputs(layer, batch=3, length=4)
     for shape in ((1, 1, 8), (3, 8, 1), (3, 2, 4), (1, 8), (3, 1, 9), (3, 1, 1, 8), (8,)):
+        if shape == (3, *layer.state_shape):
+            continue  # as init_state gives it
         with pytest.raises(ValueError, match=r"h_0: got shape .* expected \(3, 1, 8\) or \(3, 8\)"):
             layer(x, torch.ones(shape, dtype=torch.float64))
     with pytest.raises(ValueError, match="h_prev: got shape"):
@@ -463,3 +465,44 @@ def test_second_derivatives(kind, decay):
         return layer(x, None, gaps)
 
     assert torch.autograd.gradgradcheck(run, given)
+
+
+def test_a_stream_starts_from_init_state(kind):
+    """As it is given: not flat, for several slots."""
+    for decay in ("no decay", "fixed"):
+        layer = built(kind, decay)
+        x = torch.randn(2, 4, 3, dtype=torch.float64)
+        gaps = None if layer.spec.gap is None else torch.rand(2, 4, dtype=torch.float64)
+        now = None if gaps is None else gaps[:, 0]
+        start = torch.rand_like(layer.init_state(2))
+        for given, same in ((layer.init_state(2), None), (start, layer.flat(start))):
+            for a, b in zip(
+                layer.stream(x[:, 0], given, now), layer.stream(x[:, 0], same, now), strict=True
+            ):
+                assert torch.equal(a, b)
+            assert torch.equal(layer(x, given, gaps), layer(x, same, gaps))
+
+
+def test_nothing_of_a_decay_without_one(kind):
+    for name, value in (("decay_rate", 1.0), ("decay_rate", 0.05), ("log1p_delta", True)):
+        with pytest.raises(ValueError, match=f"{name}: got {value}, expected none without a decay"):
+            KINDS[kind](**{name: value})
+    KINDS[kind](log1p_delta=False, decay_rate=None)
+    assert KINDS[kind](decay="fixed").decay_rate == 1.0
+    again = KINDS[kind]().rebuilt()
+    assert again.hyperparameters() == KINDS[kind]().hyperparameters()
+
+
+def test_misuse_names_what_is_meant(kind):
+    with pytest.raises(TypeError, match=r"dtype: got 'float32', expected a torch\.dtype"):
+        KINDS[kind](dtype="float32")
+    with pytest.raises(TypeError, match=r"^\w+(LSTM|GRU): got an argument 'foo' that it does not"):
+        KINDS[kind](foo=1)
+    layer = built(kind)
+    with pytest.raises(ValueError, match="batch: got -1"):
+        layer.init_state(-1)
+    for wrong in (2.5, True, "2"):
+        with pytest.raises(TypeError, match="batch: got"):
+            layer.init_state(wrong)
+    assert layer.init_state(0).shape == (0, *layer.state_shape)
+    assert layer.init_state().shape == layer.state_shape

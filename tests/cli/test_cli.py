@@ -102,6 +102,10 @@ def test_verify_fails_with_status_1(capsys, monkeypatch):
         (("show", "nowhere:cell"), "nowhere:cell: No module named 'nowhere'; run this where"),
         (("show", "examples.elman:nothing"), "has no 'nothing'"),
         (("show", "torch:nn"), "got module, expected a function"),
+        (("show", "os:getcwd"), "os:getcwd: got str, expected a cell"),
+        (("verify", "os:getcwd"), "os:getcwd: got str, expected a factory"),
+        (("verify", ":x"), "got ':x', expected module:name"),
+        (("show", "examples.:x"), "got 'examples.:x', expected module:name"),
         (("verify", "ParaLSTM9"), "for a cell of your own. Did you mean 'ParaLSTM'?"),
         (("show", "mingru[decay"), "Did you mean 'MinGRU[decay]'?"),
         (
@@ -132,6 +136,26 @@ def test_wrong_usage_ends_with_2(capsys, arguments):
         cli.main(arguments)
     assert ended.value.code == 2
     assert "usage: pararnn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("verify", "MinGRU"), ("probe", "parity", "GRU")])
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--seed", "99999999999999999999999", "an integer from 0 to 4294967295"),
+        ("--seed", "-1", "an integer from 0 to 4294967295"),
+        ("--seed", "abc", "an integer from 0 to 4294967295"),
+        ("--number", "abc", "a positive integer"),
+        ("--number", "-2", "a positive integer"),
+    ],
+)
+def test_wrong_numbers(capsys, command, option, value, expected):
+    if option == "--number":
+        option = "--steps" if command[0] == "probe" else "--length"
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, option, value])
+    assert ended.value.code == 2
+    assert f"got {value}, expected {expected}" in capsys.readouterr().err
 
 
 def test_catalog_outside_a_clone(capsys, monkeypatch, tmp_path):

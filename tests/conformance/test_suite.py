@@ -95,6 +95,8 @@ def test_wrong_device_is_explained(tmp_path: Path) -> None:
         ("DMR", r"Did you mean DRM\?"),
         ("own_cells:missing", "expected module:factory"),
         ("no_such_module:factory", "expected module:factory"),
+        ("os:getcwd", "got a factory of str, expected one of a cell"),
+        ("os:sep", "got str, expected a factory"),
         ("own_cells:needs", "needs width, expected one that can be called without"),
     ],
 )

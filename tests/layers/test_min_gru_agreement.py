@@ -75,3 +75,20 @@ def test_paths_of_a_stack():
     assert explain(stack.blocks[0], x).layers == said.layers[:1]
     with pytest.raises(TypeError, match="expected a cell, a ParaRNN, or a model"):
         explain(nn.Linear(5, 8), x)
+
+
+@pytest.mark.parametrize("mixer", ["givens", "rotation", "delta", "signed"])
+def test_the_limit_grows_with_kappa_where_states_have_no_bounds(mixer):
+    """The limit is max(1e-5, 16 u κ), of which rotations need the second part."""
+    torch.manual_seed(0)
+    settings = {"snap": None} if mixer == "rotation" else {}
+    stack = MinGRUStack(3, 16, 1, mixer=mixer, mixer_kwargs=settings)
+    (layer,) = verify_agreement(stack, torch.randn(2, 520, 3)).layers
+    assert layer.passed
+    assert layer.tolerance == pytest.approx(
+        min(1e-3, max(1e-5, 16 * 2.0**-24 * layer.amplification)), rel=1e-12
+    )
+    assert layer.error_float64 <= layer.certified < 1e-3
+    assert layer.reason == "within its limit, and proven"
+    if mixer == "givens":
+        assert 520 <= layer.amplification <= 520 * 8**0.5 + 1e-6

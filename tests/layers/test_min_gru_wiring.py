@@ -400,3 +400,16 @@ def test_gradients_flow_to_every_parameter():
     out, _ = stack(sizes(width=5))
     functional.mse_loss(out, torch.randn_like(out)).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in stack.parameters())
+
+
+@pytest.mark.parametrize(
+    ("mixer", "settings"),
+    [
+        ("log", None),
+        (["signed", "log"], {"signed": {"decay": "fixed"}}),
+        ("signed", {"decay": None}),
+    ],
+)
+def test_the_last_block_alone_needs_a_decay(mixer, settings):
+    with pytest.raises(ValueError, match="decay_layers: got 'last', expected 'all'"):
+        MinGRUStack(3, 8, 2, mixer=mixer, mixer_kwargs=settings, decay_layers="last")

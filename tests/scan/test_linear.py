@@ -331,3 +331,10 @@ def test_errors(kind):
 def test_matrices_are_square():
     with pytest.raises(ValueError, match="a: got shape"):
         matrix_affine_scan(torch.zeros(1, 2, 3, 4, 5), torch.zeros(1, 2, 3, 4, 1))
+
+
+def test_meta_tensors_have_shapes():
+    a = torch.empty(2, 5, 3, device="meta")
+    states, last = linear_scan(a, a, return_state=True)
+    assert states.device.type == "meta"
+    assert (states.shape, last.shape) == (a.shape, (2, 3))

@@ -7,7 +7,20 @@ import math
 import pytest
 import torch
 
-from pararnn import Cell, NewtonConfig, ParaGRU, ParaM2RNN, Spec, sigmoid, solve, tanh
+from pararnn import (
+    Cell,
+    DeltaMinGRU,
+    GivensMinGRU,
+    NewtonConfig,
+    ParaGRU,
+    ParaM2RNN,
+    RotationMinGRU,
+    SignedMinGRU,
+    Spec,
+    sigmoid,
+    solve,
+    tanh,
+)
 from pararnn.solvers.certificate import certify
 from pararnn.solvers.sequential import sequential_states
 from pararnn.solvers.task import prepare
@@ -158,14 +171,6 @@ def test_two_matrix_slots_do_not_crash(zoo):
     assert s.error_bound > 0
 
 
-def test_no_bounds_no_proof(zoo):
-    cell = Cell(2, spec=zoo["rotation"].spec, sizes={"d": 3}).double()
-    x = torch.randn(1, 12, 2, dtype=torch.float64)
-    proof = certify(prepare(cell, x, None, None), solve(cell, x).states)
-    assert proof.error_bound == math.inf
-    assert "no bounds" in proof.reason
-
-
 def test_states_that_are_not_finite():
     cell, x = build(CELLS["diag"], 1.0)
     states = solve(cell, x).states.detach().clone()
@@ -195,3 +200,66 @@ def test_float32_states_are_covered():
         truth = solve(wide, None, drives=drives, method="sequential").states
     error = float((s.states.double() - truth).abs().max())
     assert 0 < error <= s.error_bound < 1e-5
+
+
+LINEAR = {
+    "signed": lambda: SignedMinGRU(2, 4),
+    "decay": lambda: SignedMinGRU(2, 4, decay="learnable"),
+    "rotation": lambda: RotationMinGRU(2, 6, snap=None),
+    "givens": lambda: GivensMinGRU(2, 8, block_size=4),
+    "delta": lambda: DeltaMinGRU(2, 6, n_heads=2, nh=2),
+}
+
+
+@pytest.mark.parametrize("make", LINEAR.values(), ids=LINEAR)
+def test_what_is_linear_needs_no_bounds(make):
+    """The curvature is 0, so states however wrong are certified, and κ bounds the dense inverse."""
+    torch.manual_seed(0)
+    cell = make().double()
+    x = 2 * torch.randn(1, 75, 2, dtype=torch.float64)
+    dt = torch.rand(1, 75, dtype=torch.float64) if cell.spec.gap is not None else None
+    resets = torch.zeros(1, 75, dtype=torch.bool)
+    resets[0, 6] = True
+    task = prepare(cell, x, None, resets, dt=dt)
+    with torch.no_grad():
+        truth = sequential_states(task)
+    noise = torch.randn(truth.shape, dtype=torch.float64)
+    for size in (0.0, 1e-7, 10.0):
+        spoilt = truth + size * noise
+        proof = certify(task, spoilt)
+        error = float((spoilt - truth).abs().max())
+        assert proof.curvature == 0.0
+        assert proof.reason == ""
+        # The correction of a linear recurrence is the error.
+        assert error <= proof.error_bound <= error * (1 + 1e-9) + 1e-10
+    n = truth[0, 0].numel()
+    zero = torch.zeros(1, *cell.state_shape, dtype=torch.float64)
+
+    def step(t, h):
+        gaps = None if dt is None else dt[:, t]
+        return cell.step(h.view_as(zero), x[:, t], dt=gaps).flatten()
+
+    inverse = torch.zeros(n, 0, dtype=torch.float64)  # Σ_i |J_t ⋯ J_{i+1}|, column by column
+    kappa = 0.0
+    for t in range(75):
+        jacobian = torch.autograd.functional.jacobian(lambda h, t=t: step(t, h), zero.flatten())
+        jacobian = torch.zeros_like(jacobian) if resets[0, t] else jacobian
+        inverse = torch.cat([jacobian @ inverse, torch.eye(n, dtype=torch.float64)], 1)
+        kappa = max(kappa, float(inverse.abs().sum(1).max()))
+    assert kappa * (1 - 1e-9) <= proof.amplification <= 5 * kappa
+
+
+def test_kappa_needs_no_bounds_of_slots():
+    """A Spec that is not linear and declares no box has κ, and no proof."""
+    with Spec("Boundless") as s:
+        h = s.state("h")
+        (u,) = s.drives("u")
+        (w,) = s.params("w")
+        s.next(h, h + tanh(w * h) + u)
+    torch.manual_seed(0)
+    cell = Cell(2, 3, spec=s).double()
+    task = prepare(cell, torch.randn(2, 20, 2, dtype=torch.float64), None, None)
+    proof = certify(task, sequential_states(task).detach())
+    assert proof.amplification == pytest.approx(20, rel=1e-12)  # w = 0: a plain sum
+    assert math.isinf(proof.error_bound)
+    assert "declares no bounds" in proof.reason
