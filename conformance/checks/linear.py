@@ -179,7 +179,7 @@ def decay(ctx: Context) -> None:
             changes = {"decay": kind, "decay_rate": 0.6, "log1p_delta": log}
             fading(ctx, ctx.cell(**changes), log)
             layer(ctx, ctx.cell(**changes))
-    without = ctx.cell(decay=None)
+    without = ctx.cell(decay=None, decay_rate=None, log1p_delta=False)
     x, gaps = ctx.normal(2, 4, without.d_in).to(ctx.device), torch.rand(2, 4).double()
     refused(ctx, "delta_t without a decay", lambda: without(x, None, gaps.to(ctx.device)))
     refused(ctx, "a decay without delta_t", lambda: ctx.cell(decay="fixed")(x))

@@ -272,7 +272,7 @@ def test_a_divisor_is_not_needed_where_rows_are_given():
     assert (layer.d_v, layer.d_h, layer.flat_width) == (5, 8, 75)
 
 
-@pytest.mark.parametrize("shape", [(2, 15), (2, 1, 17), (1, 1, 16), (1, 16), (2, 4, 2, 2), (3, 16)])
+@pytest.mark.parametrize("shape", [(2, 15), (2, 1, 17), (1, 1, 16), (1, 16), (2, 2, 4, 2), (3, 16)])
 def test_wrong_states(shape):
     layer = build()
     x = inputs(layer)[0]
