@@ -619,7 +619,8 @@ def seen_late(self: Any, states: Tensor, start: Tensor, tokens: Tensor) -> tuple
 
 def without_floor(self: Any, z: Tensor) -> drm.Metric:
     found = METRIC(self, z)
-    return drm.Metric(found.diagonal - self.eps, found.factor)
+    least = torch.finfo(z.dtype).tiny  # a Metric takes numbers > 0
+    return drm.Metric((found.diagonal - self.eps).clamp(min=least), found.factor)
 
 
 def out_of_the_span(

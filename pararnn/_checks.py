@@ -157,6 +157,14 @@ def readable(value: Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
+def within(value: float | Tensor, least: float, greatest: float) -> bool:
+    """Whether ``value`` is from ``least`` to ``greatest``, which NaN is not. A tensor that is not
+    :func:`readable` is taken to be."""
+    if isinstance(value, Tensor):
+        return not readable(value) or bool(((value >= least) & (value <= greatest)).all())
+    return least <= value <= greatest
+
+
 def transformed(*values: Tensor | None) -> bool:
     """Whether this runs inside a transform of ``torch.func``, or a value has a tangent.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import sys
+
 import torch
 from torch import Tensor
 
-SMALLEST_NORM = 1e-8
+from .. import _checks as checks
 
 
 def bound_state(z: Tensor, radius: float | None) -> Tensor:
@@ -13,8 +16,19 @@ def bound_state(z: Tensor, radius: float | None) -> Tensor:
 
     Clipping of the norm, then tanh of each coordinate. It is not a projection: applied twice, it
     moves the state again.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``z`` is not a floating-point tensor, or the radius is not finite and above 0.
     """
     if radius is None:
         return z
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=SMALLEST_NORM)
+    checks.floating("bound_state: z", z)
+    if not checks.within(radius, math.ulp(0.0), sys.float_info.max):
+        raise ValueError(
+            f"bound_state: radius: got {radius}, expected a finite number > 0; use None for no bound."
+        )
+    # Norms below R are not clipped, so this floor changes nothing but the quotient at 0.
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius / 2)
     return radius * torch.tanh(z * (radius / norm).clamp(max=1.0) / radius)

@@ -36,12 +36,12 @@ def effective_rank(eigenvalues: Tensor) -> Tensor:
     Parameters
     ----------
     eigenvalues
-        ``(..., d)``, not negative, not all 0.
+        ``(..., d)``, not negative.
 
     Returns
     -------
     Tensor
-        ``(...)``, from 1 (one eigenvalue) to d (all equal).
+        ``(...)``, from 1 (one eigenvalue) to d (all equal); 0 where all are 0.
 
     Raises
     ------
@@ -49,12 +49,13 @@ def effective_rank(eigenvalues: Tensor) -> Tensor:
         If they are not floating-point numbers, or one is negative.
     """
     p = _spectrum("effective_rank", eigenvalues)
-    p = p / p.sum(-1, keepdim=True)
-    return (-torch.special.xlogy(p, p).sum(-1)).exp()
+    total = p.sum(-1)
+    p = p / total.unsqueeze(-1)
+    return torch.where(total == 0, 0.0, (-torch.special.xlogy(p, p).sum(-1)).exp())
 
 
 def participation_ratio(eigenvalues: Tensor) -> Tensor:
-    r"""\((\sum\lambda)^2 / \sum\lambda^2\): from 1 to d, as :func:`effective_rank`, which it
+    r"""\((\sum\lambda)^2 / \sum\lambda^2\): from 1 to d, or 0, as :func:`effective_rank`, which it
     never exceeds.
 
     Raises
@@ -63,8 +64,9 @@ def participation_ratio(eigenvalues: Tensor) -> Tensor:
         As :func:`effective_rank`.
     """
     p = _spectrum("participation_ratio", eigenvalues)
-    p = p / p.amax(-1, keepdim=True)  # squares neither overflow nor vanish
-    return p.sum(-1).square() / p.square().sum(-1)
+    top = p.amax(-1)
+    p = p / top.unsqueeze(-1)  # squares neither overflow nor vanish
+    return torch.where(top == 0, 0.0, p.sum(-1).square() / p.square().sum(-1))
 
 
 def kernel_fraction(eigenvalues: Tensor, threshold: float) -> Tensor:

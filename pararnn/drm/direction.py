@@ -60,12 +60,13 @@ class DirectionField(nn.Module):
     basis
         q, 0 for none.
     normalize
-        Divide each direction by its Euclidean norm, at least 1e-12.
+        Divide each direction by its Euclidean norm, at least 1e-12, or the smallest normal number
+        of the dtype.
     temperature, logit_bias
         \(\tau\) and the bias of the gates.
     top_k, top_k_renormalize
-        Keep the k largest gates and make the rest 0, rescaling them to the former sum if asked.
-        0 keeps all.
+        Keep the k largest gates and make the rest 0, rescaling them to the former sum if asked,
+        unless their own underflows. 0 keeps all.
     dropout
         Probability of dropout in the trunk, in training.
 
@@ -123,7 +124,8 @@ class DirectionField(nn.Module):
         if self.basis is not None:
             vectors = vectors @ self.basis
         if self.normalize:
-            vectors = F.normalize(vectors, dim=-1, eps=NORM_FLOOR)
+            least = max(NORM_FLOOR, torch.finfo(vectors.dtype).tiny)
+            vectors = F.normalize(vectors, dim=-1, eps=least)
         gates = torch.sigmoid((self.gate_head(g) + self.logit_bias) / self.temperature)
         return Directions(vectors, self._largest(gates))
 
@@ -133,5 +135,6 @@ class DirectionField(nn.Module):
         index = gates.topk(self.top_k, -1).indices
         kept = gates * torch.zeros_like(gates).scatter(-1, index, 1.0)
         if self.top_k_renormalize:
-            kept = kept * (gates.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True))
+            share = kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+            kept = kept * (gates.sum(-1, keepdim=True) / share)
         return kept

@@ -27,6 +27,12 @@ class Metric:
         D, ``(..., d)``.
     factor : Tensor
         U, ``(..., d, r)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not floating-point tensors of these shapes; on the CPU also if a number of D is
+        not above 0. A NaN is let through and stays with its state.
     """
 
     diagonal: Tensor
@@ -38,7 +44,14 @@ class Metric:
         if self.factor.shape[:-1] != self.diagonal.shape:
             raise ValueError(
                 f"factor: got shape {tuple(self.factor.shape)}, expected "
-                f"{(*self.diagonal.shape, 'r')}, r columns for the diagonal that was given."
+                f"({', '.join([*map(str, self.diagonal.shape), 'r'])}), r columns for the diagonal "
+                "that was given."
+            )
+        d = self.diagonal.detach()
+        if checks.readable(d) and bool((d <= 0).any()):
+            raise ValueError(
+                f"diagonal: got {float(d[d <= 0].min()):.3g}, expected numbers > 0, which "
+                "keep the metric positive definite; take softplus(…) + eps."
             )
 
     def _rows(self, name: str, value: Tensor) -> Tensor:

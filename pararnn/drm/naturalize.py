@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ def solve_metric(
     v
         Vectors ``(..., m, d)``.
     damping
-        \(\lambda\).
+        \(\lambda \ge 0\).
     precision
         ``'safe'``: in float64, rounded once. ``'single'``: in float32, float64 in float64.
         ``'published'``: float32 inside, but the correction is rounded to the dtype of ``v`` before
@@ -49,13 +51,12 @@ def solve_metric(
     Raises
     ------
     ValueError
-        If the shapes do not fit, or ``precision`` is another word.
+        If the shapes do not fit, ``damping`` is negative, or ``precision`` is another word.
     """
-    metric._rows("v", v)
+    dtype = _checked(metric, v, damping, precision)
     with checks.full_precision(v.device):
         if precision == "published":
             return _published(metric, v, damping)
-        dtype = work_dtype(v.dtype, precision)
         u = metric.factor.to(dtype)
         inverse = (metric.diagonal.to(dtype) + damping).reciprocal().unsqueeze(-2)
         y = v.to(dtype) * inverse
@@ -71,7 +72,14 @@ def naturalize(
     r"""\((1-s)\,v + s\,(G + \lambda I)^{-1} v\); with \(s = 0\), ``v`` itself, untouched.
 
     Arguments as for :func:`solve_metric`. The result leaves the span of the directions.
+
+    Raises
+    ------
+    ValueError
+        As :func:`solve_metric`; and if the strength is not from 0 to 1.
     """
+    _check_strength(strength)
+    _checked(metric, v, damping, precision)
     if strength == 0:
         return v
     return (1 - strength) * v + strength * solve_metric(metric, v, damping, precision)
@@ -106,25 +114,54 @@ def naturalize_in_span(
     -------
     Tensor
         ``(..., m, d)``.
+
+    Raises
+    ------
+    ValueError
+        As :func:`naturalize`; and if ``form`` is another word. Also where the strength is 0.
     """
+    if form not in ("subspace", "orthonormal"):
+        raise ValueError(f"form: got {form!r}, expected 'subspace' or 'orthonormal'.")
+    _check_strength(strength)
+    _check_damping(damping)
     kappa = directions.weights(coefficients)
     raw = kappa @ directions.vectors
+    dtype = work_dtype(raw.dtype, precision)
     if strength == 0:
         return raw
     with checks.full_precision(raw.device):
-        dtype = work_dtype(raw.dtype, precision)
         vectors = directions.vectors.to(dtype)
         gram = Metric(metric.diagonal.to(dtype), metric.factor.to(dtype)).coupling(vectors)
         gram = (gram + gram.mT) / 2 + max(damping, SMALLEST_DAMPING) * _eye(gram)
         if form == "subspace":
             weights = solve_spd(gram, kappa.to(dtype))
-        elif form == "orthonormal":
+        else:
             factor = cholesky(gram)
             weights = torch.linalg.solve_triangular(factor.mT, kappa.to(dtype).mT, upper=True).mT
-        else:
-            raise ValueError(f"form: got {form!r}, expected 'subspace' or 'orthonormal'.")
         solved = (weights @ vectors).to(raw.dtype)
     return (1 - strength) * raw + strength * solved
+
+
+def _checked(metric: Metric, v: Tensor, damping: float, precision: str) -> torch.dtype:
+    """The dtype in which the system is solved, if it can be."""
+    metric._rows("v", v)
+    _check_damping(damping)
+    return work_dtype(v.dtype, precision)
+
+
+def _check_strength(strength: float) -> None:
+    if not checks.within(strength, 0.0, 1.0):
+        raise ValueError(
+            f"strength: got {strength}, expected a number from 0, no naturalization, to 1."
+        )
+
+
+def _check_damping(damping: float) -> None:
+    if not checks.within(damping, 0.0, math.inf):
+        raise ValueError(
+            f"damping: got {damping}, expected a number ≥ 0; below, the damped metric may be "
+            "singular or indefinite."
+        )
 
 
 def work_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:

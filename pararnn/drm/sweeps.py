@@ -13,6 +13,7 @@ for D and a triangular system for what is lost, of one number a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -43,17 +44,17 @@ class Sweeps:
         How many each window took. A correction costs a step of all tokens of the window at once.
     looped : tuple of bool
         Windows that reached the largest number of corrections; what had not settled in them was
-        computed by the loop.
+        computed by the loop. What is not finite never settles.
     error_estimate : float
         Of the largest distance from the loop's states, over ``max(1, |state|)``: the sum over
         windows of what is left after the last correction, if corrections go on shrinking at the
         rate at which they last shrank. Where a difference of states grows over time, the error is
-        larger.
+        larger. NaN if a state is not finite.
     error_bound : float, optional
         With ``certify``, twice the largest entry of the next Newton correction of the whole
         sequence, growth included: a bound of the distance from the loop's states as long as the
         square of that distance is negligible. In the dtype of the states, so their rounding is not
-        bounded. None if not asked for.
+        bounded. NaN if a state is not finite, None if not asked for.
     backward : list of int
         Corrections of each window's cotangents, from the last window to the first; -1 where the
         loop was differentiated instead. Empty before the backward pass.
@@ -329,7 +330,9 @@ def _sweep(
         scale = torch.maximum(floor, so_far(values)).clamp(min=torch.finfo(size.dtype).tiny)
         left = rate / (1 - rate) * size / scale
         error = torch.where(settled, error, left)
-        error[:, :k] = error[:, :k].where(settled[:, :k], 0.0)  # k states are exact by now
+        # k states are exact by now, unless a correction went through what is not finite.
+        exact = values[:, :k].isfinite().all(-1) & ~settled[:, :k]
+        error[:, :k] = error[:, :k].masked_fill(exact, 0.0)
         settled = settled | (error <= tol)
         if bool(settled.all()):
             break
@@ -356,13 +359,15 @@ def _looped(
 @torch.no_grad()
 def _error_bound(plan: _Plan, z: Tensor, e: Tensor, states: Tensor) -> float:
     """Twice the largest entry of the errors of given states, to first order."""
-    error, largest = torch.zeros_like(z, dtype=checks.state_dtype(z.dtype)), 0.0
+    error = torch.zeros_like(z, dtype=checks.state_dtype(z.dtype))
+    largest = error.new_zeros(())
     for at in range(0, e.shape[1], plan.window):
         tokens, known = (x[:, at : at + plan.window] for x in (e, states))
         errors = _errors(plan, error, states[:, at - 1] if at else z, tokens, known)
         error = errors[:, -1]
-        largest = max(largest, float(errors.abs().max())) if errors.numel() else largest
-    return 2 * largest
+        # NaN stays, as it would not in Python's max.
+        largest = torch.maximum(largest, errors.abs().max()) if errors.numel() else largest
+    return 2 * float(largest)
 
 
 def _errors(plan: _Plan, error: Tensor, start: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
@@ -418,7 +423,7 @@ class _Solve(torch.autograd.Function):
                 states[:, t] = z
         report.corrections.append(found.corrections)
         report.looped.append(rest)
-        report.error += found.error
+        report.error += found.error if not rest or bool(states.isfinite().all()) else math.nan
         return states
 
     @staticmethod

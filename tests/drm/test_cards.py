@@ -125,6 +125,14 @@ def test_a_block_is_one_number_a_direction():
     equal(torch.stack(ends), block_states(dynamics, z, e, 0.7).states)
 
 
+@pytest.mark.parametrize(("bound", "rank"), [(False, 3), (True, 7)])
+def test_what_a_block_can_reach(bound, rank):
+    """The span of the directions, unless increments are bounded, coordinate by coordinate."""
+    dynamics = DRMDynamics(config(dt=1.0, bound_increments=bound)).double()
+    increments = block_states(dynamics, draws(1, 7), draws(1, 40, 5), 0.7).increments[0]
+    assert int(torch.linalg.matrix_rank(increments, rtol=1e-9)) == rank
+
+
 def test_memory():
     net = SelectiveMemory(config(memory=True)).double()
     states, start, tokens, m = draws(2, 9, 7), draws(2, 7), draws(2, 9, 5), draws(2, 7)

@@ -37,6 +37,14 @@ def test_equal_eigenvalues_count(measure):
         torch.testing.assert_close(measure(values).item(), float(k))
 
 
+@pytest.mark.parametrize("measure", MEASURES)
+def test_nothing_has_rank_zero(measure):
+    values = torch.tensor([[0.0, 0.0], [0.0, 3.0], [torch.nan, 1.0]])
+    found = measure(values)
+    assert found[:2].tolist() == [0.0, 1.0]
+    assert found[2].isnan()
+
+
 def test_measures_are_the_formulas():
     values = spectrum(5, 9)
     p = values / values.sum(-1, keepdim=True)

@@ -68,6 +68,30 @@ def test_largest_gates():
         torch.testing.assert_close(same, want * row.sum() / want.sum())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gates_that_underflow_are_zero(dtype):
+    """Nothing is left to share out, and no slope is NaN."""
+    module, z = field(top_k=2, top_k_renormalize=True).to(dtype), normal(6, 7).to(dtype)
+    with torch.no_grad():
+        module.gate_head.bias.fill_(-200.0)
+    found = module(z.requires_grad_())
+    assert not found.gates.any()
+    (slope,) = torch.autograd.grad((found.gates.sum() + found.vectors.sum()), z)
+    assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_directions_of_length_zero_stay_zero(dtype):
+    module, z = field().to(dtype), normal(6, 7).to(dtype).requires_grad_()
+    with torch.no_grad():
+        module.heads.weight.zero_()
+        module.heads.bias.zero_()
+    vectors = module(z).vectors
+    assert not vectors.any()
+    (slope,) = torch.autograd.grad(vectors.sum(), z)
+    assert slope.isfinite().all()
+
+
 def test_a_basis_confines_all_directions():
     vectors = field(basis=3)(normal(40, 7)).vectors.reshape(-1, 7)
     assert torch.linalg.matrix_rank(vectors) == 3

@@ -99,8 +99,14 @@ def test_gradients():
 def test_errors():
     with pytest.raises(ValueError, match="eps: got 0"):
         RelationalMetric(7, 3, 9, eps=0.0)
-    with pytest.raises(ValueError, match="factor: got shape"):
+    with pytest.raises(ValueError, match=r"factor: got shape \(7, 3\), expected \(2, 7, r\)"):
         Metric(normal(2, 7), normal(7, 3))
+    for least in (-1.0, 0.0):
+        diagonal = torch.tensor([1.0, torch.nan, least])
+        with pytest.raises(ValueError, match=f"diagonal: got {least:.3g}, expected numbers > 0"):
+            Metric(diagonal, diagonal.new_zeros(3, 1))
+    Metric(torch.tensor([1.0, torch.nan]), torch.zeros(2, 1))
+    Metric(-torch.ones(2, device="meta"), torch.ones(2, 1, device="meta"))  # is not looked at
     with pytest.raises(ValueError, match=r"v: got shape \(2, 7\), expected \(2, m, 7\)"):
         metric(2).energy(normal(2, 7))
     with pytest.raises(ValueError, match="risk: got shape"):

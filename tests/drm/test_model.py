@@ -261,6 +261,20 @@ def test_empty():
             assert module(tokens(*shape), trace=True).logits.shape == (*shape, 13)
 
 
+@pytest.mark.parametrize("zero", [False, True], ids=["drawn", "no directions"])
+def test_padding_and_zero_directions_in_half_precision(zero):
+    """Corrections of a block that is filled up with zeros, and rows without a norm."""
+    module = model(token_residual=True, bound_corrections=True, block_length=8).half()
+    if zero:
+        with torch.no_grad():
+            for p in module.dynamics.direction.heads.parameters():
+                p.zero_()
+    logits = module(tokens(2, 13)).logits
+    assert logits.isfinite().all()
+    logits.float().logsumexp(-1).mean().backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
+
+
 def test_half_precision():
     module = model(**ALL).bfloat16()
     out = module(tokens(2, 9))

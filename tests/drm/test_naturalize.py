@@ -159,6 +159,45 @@ def test_errors():
         naturalize_in_span(g, directions, normal(2, 3, 4), 0.5, 0.3, "other")
 
 
+@pytest.mark.parametrize("strength", [0.0, 0.5])
+def test_errors_do_not_wait_for_a_strength(strength):
+    g, v, c = metric(2), normal(2, 3, 9), normal(2, 3, 4)
+    directions = Directions(normal(2, 4, 9), normal(2, 4).sigmoid())
+    with pytest.raises(ValueError, match="form: got 'nonsense'"):
+        naturalize_in_span(g, directions, c, strength, form="nonsense")
+    for call, what in ((naturalize, (g, v)), (naturalize_in_span, (g, directions, c))):
+        with pytest.raises(ValueError, match=r"damping: got -1\.0, expected a number ≥ 0"):
+            call(*what, strength, -1.0)
+        with pytest.raises(ValueError, match="precision: got 'exact'"):
+            call(*what, strength, precision="exact")
+    with pytest.raises(ValueError, match=r"expected \(2, m, 9\)"):
+        naturalize(g, v[0], strength)
+
+
+@pytest.mark.parametrize("strength", [1.5, -1.0, torch.nan, torch.tensor(1.5)])
+def test_strength_is_a_share(strength):
+    g, v = metric(2), normal(2, 3, 9)
+    directions = Directions(normal(2, 4, 9), normal(2, 4).sigmoid())
+    with pytest.raises(ValueError, match=r"strength: got .*, expected a number from 0"):
+        naturalize(g, v, strength)
+    with pytest.raises(ValueError, match=r"strength: got .*, expected a number from 0"):
+        naturalize_in_span(g, directions, normal(2, 3, 4), strength)
+
+
+@pytest.mark.parametrize("damping", [-1.0, torch.nan, torch.tensor([0.1, -1e-9])])
+def test_damping_is_not_negative(damping):
+    with pytest.raises(ValueError, match=r"damping: got .*, expected a number ≥ 0"):
+        solve_metric(metric(2, d=2), normal(2, 3, 2), damping)
+
+
+def test_a_mapped_tensor_is_not_looked_at():
+    g, v = metric(2), normal(2, 3, 9)
+    found = torch.func.vmap(lambda s: solve_metric(g, v, s))(
+        torch.tensor([0.1, 0.7], dtype=torch.float64)
+    )
+    torch.testing.assert_close(found[1], dense_solve(g, v, 0.7), rtol=1e-10, atol=1e-12)
+
+
 def test_no_factor_is_nan():
     good, bad = EYE[:3, :3], -EYE[:3, :3]
     found = cholesky(torch.stack([good, bad]))

@@ -221,6 +221,21 @@ def test_bound():
     assert torch.equal(slope, torch.ones_like(slope))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("radius", [0.25, 8.0, 49.0])
+def test_slope_of_the_bound_at_zero(dtype, radius):
+    """The identity; a floor of the norm that is 0 in half precision would make it NaN."""
+    z = torch.zeros(2, 4, dtype=dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(bound_state(z, radius).sum(), z)
+    torch.testing.assert_close(slope, torch.ones_like(slope), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("radius", [-1.0, 0.0, torch.nan, torch.inf, torch.tensor(-1.0)])
+def test_radius_is_above_zero(radius):
+    with pytest.raises(ValueError, match=r"radius: got .*, expected a finite number > 0"):
+        bound_state(normal(2, 4), radius)
+
+
 def test_bounded_increments_overshoot():
     """Zero velocities move a state of large norm, by bounding alone: 64 increments add up past the
     origin, where the recurrence only shrinks. The sum that is bounded once does neither."""

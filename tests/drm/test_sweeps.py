@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from pararnn.drm import DRMConfig, DRMDynamics, block_states, recurrent_states, sweep_states
-from pararnn.drm.sweeps import Slopes, Steps
+from pararnn.drm.sweeps import Slopes, Steps, _sweep
 
 SIZES = {"d_state": 7, "d_token": 5, "hidden_size": 9, "n_directions": 4, "metric_rank": 3}
 KINDS = {
@@ -193,6 +195,42 @@ def test_nan_stays_in_its_row():
         assert torch.equal(found.states[[0, 2]], want[[0, 2]])
         torch.testing.assert_close(found.states[1, :5], want[1, :5], rtol=1e-12, atol=1e-12)
     assert not found.converged
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("window", [0, 8, 1])
+def test_what_is_not_finite_is_not_called_converged(value, window):
+    """Also where every window may take as many corrections as it has tokens."""
+    module, (z, e) = dynamics(), problem()
+    broken = e.detach().clone()
+    broken[1, 5] = value
+    found = sweep_states(module, z, broken, 0.4, window=window, certify=True)
+    assert not found.states.isfinite().all()
+    assert not found.converged
+    assert math.isnan(found.error_estimate)
+    assert math.isnan(found.error_bound)
+    whole = sweep_states(module, z, e, 0.4, window=window, certify=True)
+    assert whole.converged
+    assert whole.error_estimate + whole.error_bound < 1e-11
+
+
+def test_a_correction_that_overflows_does_not_settle():
+    """A first correction beyond the largest number, where the states are finite: the loop is to
+    find them."""
+    step, want, calls = Steps(dynamics(bounded_state=False), 0.4), normal(1, 3, 7), []
+
+    def mismatch(values):
+        """Of the states ``want``, with an infinite correction of the second at first."""
+        calls.append(values)
+        residual = want - values
+        if len(calls) == 1:
+            residual[:, 1] = torch.inf
+        return residual, step.slopes(torch.zeros_like(values))
+
+    found = _sweep(mismatch, torch.zeros_like(want), want.new_ones(1, 1), 1e-13, 3)
+    assert not found.values[:, 1:].isfinite().any()
+    assert found.settled[:, 0].all()
+    assert not found.settled[:, 1:].any()
 
 
 @pytest.mark.parametrize("kind", ["directions", "direct"])

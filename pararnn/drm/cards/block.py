@@ -71,8 +71,8 @@ BLOCK = Part(
     parallel_path="Within a block everything is one batch and one cumulative sum; base states of "
     "blocks come one after the other. With block_carry='base' the corrections of all blocks run at "
     "once. With directions a block moves along n fixed vectors, so its state is one "
-    "number a direction, and that recurrence is linear; its size is below, with d_h for "
-    "n_directions.",
+    "number a direction, and that recurrence is linear, unless increments are bounded by "
+    "themselves; its size is below, with d_h for n_directions.",
     numerics="With one token a block is the recurrent step, bit for bit, if increments are not "
     "bounded by themselves. The gap to the recurrent "
     "path grows with the length of the block and with dt; block_gap measures it.",
@@ -82,7 +82,10 @@ BLOCK = Part(
         "The base path of a block does not see the order of its tokens: the sum at its end is the "
         "same for every permutation. Order within a block comes from the mixer and the memory.",
         "The end of a block moves within a space of n directions, naturalized; with a basis of q "
-        "vectors, within q dimensions. That is a limit of the path, not a property of language.",
+        "vectors, within q dimensions. That is a limit of the path, not a property of language. It "
+        "holds before the bound, and for raw increments only: with bound_increments=True, as "
+        "published, each increment goes through Bnd, which keeps no subspace, and a block can move in "
+        "all d_state dimensions.",
     ),
     switches=switches("block_carry", "bound_increments", "bound_corrections"),
     deviations=(
