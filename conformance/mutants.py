@@ -661,9 +661,10 @@ def endpoint(self: Any, states: Tensor, *given: Any) -> Tensor:
     return MIXER(self, states, *given) + 1e-6 * states[:, -1:]
 
 
-def emptied(state: drm.DRMState, rest: Tensor) -> drm.Stream:
-    memory = None if state.memory is None else torch.zeros_like(state.memory)
-    return drm.Stream(drm.DRMState(state.z, memory), rest)
+class Emptied(drm.Stream):
+    def __init__(self, state: drm.DRMState, rest: Tensor):
+        memory = None if state.memory is None else torch.zeros_like(state.memory)
+        super().__init__(drm.DRMState(state.z, memory), rest)
 
 
 def divided(f: Tensor, u: Tensor, h0: Tensor | None = None, **options: Any) -> Any:
@@ -705,7 +706,7 @@ def drm_mutants() -> Iterator[Mutant]:
     yield Mutant("endpoint correction", "spread over its block", DRM, ("drm-causality", "drm-model"),
                  patch=replaced(drm.CausalLocalMixer, "forward", endpoint))  # fmt: skip
     yield Mutant("emptied memory", "pieces of a text start without one", DRM, ("drm-streaming",),
-                 patch=replaced(pararnn.drm.generation, "Stream", emptied))  # fmt: skip
+                 patch=replaced(pararnn.drm.generation, "Stream", Emptied))  # fmt: skip
     yield Mutant("division", "by the product of the gates", DRM, ("drm-memory",),
                  patch=replaced(pararnn.drm.memory, "linear_scan", divided))  # fmt: skip
     yield Mutant("zero times NaN", "a term of weight 0 added", DRM, ("drm-terms",),

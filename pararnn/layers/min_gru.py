@@ -134,6 +134,7 @@ class MinGRUBlock(nn.Module):
 
     def init_state(self, batch: int) -> Tensor:
         """The mixer's own start, ``(B, 1, W)``."""
+        checks.batch((batch,))
         return self.mixer.init_state(batch).flatten(1).unsqueeze(1)
 
     def _finished(self, x: Tensor, y: Tensor) -> Tensor:
