@@ -40,7 +40,7 @@ class Reduce(Pieces):
         moved = []
         for names in vectors:
             targets = ", ".join(name or f"_{i}" for i, name in enumerate(names))
-            values = [name or "tl.zeros_like(k0)" for name in names]
+            values = [name or f"tl.zeros_like({vectors[0][0]})" for name in names]
             args = commas(*values, *coefficients, self.w)
             moved.append(f"{targets} = {program}({args})")
         cut = self.cut(u, [name for names in vectors for name in names if name])
