@@ -1,4 +1,4 @@
-"""The kernel of the delta rule, against loops in float64."""
+"""The kernels of the delta rule, against loops in float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import normalize
 
 from pararnn.scan import delta_scan, reference
-from pararnn.scan.chain import chain
 
 NAMES = ("q", "k", "v", "beta", "h0", "gamma")
 
@@ -21,41 +20,6 @@ def close(found, wanted, tolerance=2e-6):
         assert got.shape == want.shape
         scale = max(1.0, float(want.detach().abs().max())) if want.numel() else 1.0
         torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=tolerance * scale)
-
-
-def loop(op, b, start):
-    states = []
-    for t in range(b.shape[1]):
-        start = op[:, t] @ start + b[:, t]
-        states.append(start)
-    return torch.stack(states, 1)
-
-
-@pytest.mark.parametrize(
-    ("N", "T", "k", "v"), [(3, 5, 4, 3), (1, 1, 17, 40), (2, 4, 33, 1), (1, 3, 70, 5)]
-)
-def test_states_and_gradients(kit, N, T, k, v):
-    given = [drawn(kit, N, T, k, k) / k**0.5, drawn(kit, N, T, k, v), drawn(kit, N, k, v)]
-    bar = drawn(kit, N, T, k, v)
-    leaves = [x.clone().requires_grad_() for x in given]
-    exact = [x.double().requires_grad_() for x in given]
-    with kit.poisoned():
-        found, wanted = chain(*leaves), loop(*exact)
-        close([found], [wanted])
-        close(
-            torch.autograd.grad(found, leaves, bar),
-            torch.autograd.grad(wanted, exact, bar.double()),
-        )
-
-
-def test_second_derivatives(kit):
-    given = [drawn(kit, 2, 4, 3, 3), drawn(kit, 2, 4, 3, 2), drawn(kit, 2, 3, 2)]
-    results = []
-    for run, dtype in ((chain, torch.float32), (loop, torch.float64)):
-        leaves = [x.to(dtype).requires_grad_() for x in given]
-        grads = torch.autograd.grad(run(*leaves).sin().sum(), leaves, create_graph=True)
-        results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
-    close(*results, tolerance=2e-5)
 
 
 def delta(kit, length, micro=2, dtype=torch.float32):
