@@ -3,18 +3,23 @@ operator after the other, and writes every state."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 32
-"""Columns of a state that a program holds, at most."""
+
+def precision(x: Tensor) -> str:
+    """How matrices are multiplied: in float32 by three products of their leading and their remaining
+    bits, on tensor cores."""
+    return "ieee" if x.dtype == torch.float64 else "tf32x3"
 
 
 @triton.jit(do_not_specialize=["T"])
 def walk_chain(
     op, b, states, T,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BACK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``x_{t+1} = A_t x_t + b_t`` from ``x_0``; backwards ``x_t = A_tᵀ x_{t+1} + b_t`` from ``x_T``."""
     n = tl.program_id(0).to(tl.int64)
@@ -34,7 +39,7 @@ def walk_chain(
         t = T - 1 - step if BACK else step
         at = n * T + t
         a = tl.load(op + at * K * K + matrix, mask=square, other=0.0)
-        x = tl.dot(a, x, input_precision="ieee", out_dtype=op.dtype.element_ty)
+        x = tl.dot(a, x, input_precision=PRECISION, out_dtype=op.dtype.element_ty)
         x += tl.load(b + at * K * V + state, mask=inside, other=0.0)
         found = before + t if BACK else before + t + 1
         tl.store(states + found * K * V + state, x, mask=inside)
@@ -45,7 +50,7 @@ def run_chain(op: Tensor, b: Tensor, states: Tensor, back: bool) -> None:
     operators are ``(N, T, K, K)`` and inputs ``(N, T, K, V)``. All are contiguous."""
     N, T, K, V = b.shape
     rows = max(16, triton.next_power_of_2(K))
-    columns = min(COLUMNS, max(16, triton.next_power_of_2(V)))
+    columns = min(16 if rows <= 64 else 32, max(16, triton.next_power_of_2(V)))
     walk_chain[(N, triton.cdiv(V, columns))](
         op,
         b,
@@ -56,5 +61,6 @@ def run_chain(op: Tensor, b: Tensor, states: Tensor, back: bool) -> None:
         ROWS=rows,
         COLS=columns,
         BACK=back,
-        num_warps=8 if rows > 64 else 4,
+        PRECISION=precision(op),
+        num_warps=4 if rows <= 64 else 8,
     )

@@ -20,12 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chain import run_chain
+from .chain import precision, run_chain
 
-PRECISION = "ieee"
-"""What products of matrices may do to their factors."""
-COLUMNS = 32
-"""Columns of a state that a program takes at a time."""
+LARGEST = 32
+"""Micro-steps of a chunk."""
 
 
 # -- pieces ------------------------------------------------------------------------------------
@@ -272,7 +270,6 @@ def gradients(
         d_system -= times(tile(d_v, d_v_s, b, h, m, j, exists, V, NH), u, PRECISION)
         d_scores += times(tile(d_y, d_y_s, b, h, m, j, read, V, NH), u, PRECISION)
     d_system = tl.where(i[:, None] > i[None, :], d_system, 0.0)
-    d_scores = tl.where(i[:, None] >= i[None, :], d_scores, 0.0)
 
     state = (n * (chunks + 1) + chunk) * K * V
     start, end = starts + state, d_starts + state + K * V
@@ -336,9 +333,7 @@ class Chunks:
         B, T, NH, self.heads, self.K = k.shape
         self.V, self.copies, self.steps = v.shape[-1], B * self.heads, T * NH
         wide = triton.next_power_of_2(max(16, self.K))
-        # A program of ``gradients`` holds five matrices of M×K, four of M×M.
-        largest = 64 if wide <= 64 and k.dtype == torch.float32 else 32
-        self.M = min(largest, max(16, triton.next_power_of_2(min(T, most) * NH)))
+        self.M = min(LARGEST, max(16, triton.next_power_of_2(min(T, most) * NH)))
         self.count = triton.cdiv(self.steps, self.M)
         self.q, self.k, self.v, self.beta = (strided(x) for x in (q, k, v, beta))
         self.gamma = strided(gamma[0]) if gamma else self.beta  # a stand-in that is not read
@@ -348,10 +343,10 @@ class Chunks:
             "NH": NH,
             "M": self.M,
             "BK": wide,
-            "BV": min(COLUMNS, max(16, triton.next_power_of_2(self.V))),
+            "BV": min(32, max(16, triton.next_power_of_2(self.V))),
             "DECAY": bool(gamma),
-            "PRECISION": PRECISION,
-            "num_warps": 8 if self.M * wide > 1024 else 4,
+            "PRECISION": precision(k),
+            "num_warps": 2 if wide <= 64 else 4,
         }
 
     def empty(self, *shape: int) -> Tensor:
@@ -369,10 +364,10 @@ class Chunks:
             self.empty(n, self.K, self.K),
         )
 
-    def run(self, kernel: Any, *given: Tensor | Strided) -> None:
+    def run(self, kernel: Any, *given: Tensor | Strided, **others: int) -> None:
         flat = [y for x in given for y in (x if isinstance(x, tuple) else (x,))]
         grid = (self.count * self.copies,)
-        kernel[grid](*flat, self.steps, self.count, self.heads, **self.constants)
+        kernel[grid](*flat, self.steps, self.count, self.heads, **self.constants | others)
 
 
 def run_delta(
@@ -388,7 +383,10 @@ def run_delta(
     c.run(prepare, c.k, c.v, c.beta, c.gamma, inverse, op, forcing)
     starts[:, 0] = start
     run_chain(op, forcing, starts, back=False)
-    c.run(emit, c.q, c.k, c.v, c.beta, c.gamma, inverse, starts, strided(errors), strided(y))
+    out = strided(errors), strided(y)
+    # With many rows, narrow products are spread badly over the warps.
+    columns = c.constants["BV"] if c.K <= 64 or c.V <= 32 else 64
+    c.run(emit, c.q, c.k, c.v, c.beta, c.gamma, inverse, starts, *out, BV=columns)
     return y.squeeze(2), starts[:, -1].clone(), kept
 
 

@@ -94,6 +94,8 @@ def _differentiable(
 
 def fused_chunks(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """:func:`~.delta.in_chunks`, by kernels."""
+    if start.numel() == 0:
+        return in_chunks(sequences, start, most)
     y, end, _ = delta_chunks(sequences, start, most)
     return y, end
 
