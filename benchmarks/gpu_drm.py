@@ -53,7 +53,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_channelwise import RESULTS, START, Clock, recorded, say
+from gpu_channelwise import START, Clock, options, recorded, say, verdict
 from gpu_linear import LOOSE, compared, measured, unit
 from torch import Tensor
 from torch.nn import functional as F
@@ -535,24 +535,11 @@ SECTIONS = ("checks", "train", "naturalize", "memory", "rollout", "gap", "gradie
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--revision", default="not given", help="of the code, for the record")
-    parser.add_argument("--budget", type=float, default=150, help="seconds; sections are left out")
-    parser.add_argument(
-        "--only", action="append", choices=(*SECTIONS, "compile"), help="repeatable"
-    )
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to test the script")
-    parser.set_defaults(peer=None)
-    args = parser.parse_args()
+    args = options(__doc__, (*SECTIONS, "compile"), 150).parse_args()
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
     session = Session(args)
     target = recorded(session, args, "drm", SECTIONS, least=8)
-    found = session.found
-    bad = [r for r in found.get("checks", []) if not r.get("ok")]
-    say(f"wrote {target}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
-        f"left out: {found['skipped']}")  # fmt: skip
-    return int(bool(bad or found["failures"]))
+    return verdict(session.found, target)
 
 
 if __name__ == "__main__":
