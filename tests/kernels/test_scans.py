@@ -276,3 +276,33 @@ def test_linear_cells(kit, name, length):
     right = torch.autograd.grad((want * weight).sum(), leaves)
     compare([found.states, found.final_state, *bars], [want, want[:, -1], *right], 1e-12)
     assert torch.equal(found.output, found.states.flatten(2))
+
+
+@pytest.mark.parametrize("name", ["linear", "planes", "blocks"])
+def test_infinity_goes_on(kit, chunks, name):
+    chunks(3)
+    scan, given = SCANS[name]
+    a, b, h0 = given(kit)
+    b[1, 2] = float("inf")
+    wanted = LOOPS[scan](a, b, h0)
+    wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+    found = scan(a, b, h0, backend="fused")
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+
+
+def test_a_bad_number_leaves_the_bits_of_other_rows(kit, chunks):
+    """Lanes of several rows share a program, which repairs those that need it. Numbers cancel here,
+    so that the start of a chunk is off by more than the tolerance, relative to itself."""
+    chunks(3)
+    turn = torch.full((2, 40, 7), torch.pi / 6, dtype=torch.float64, device=kit.DEVICE)
+    c, s = turn.cos(), turn.sin()
+    a = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+    b = drawn(kit, 2, 40, 7, 2) * 1e-17
+    h0 = torch.ones(2, 7, 2, dtype=torch.float64, device=kit.DEVICE)
+    h0[..., 1] = 0
+    clean = matrix_scan(a, b, h0, backend="fused")
+    b[1, 2] = float("nan")
+    found = matrix_scan(a, b, h0, backend="fused")
+    assert torch.equal(found[0], clean[0])
+    assert torch.equal(found[1, :2], clean[1, :2])
+    assert bool(found[1, 2:].isnan().all())
