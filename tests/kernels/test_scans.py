@@ -154,6 +154,14 @@ def test_prefix_sums(kit, chunks, length):
     assert bool(((narrow.double() - exact).abs() <= units * size).all())
 
 
+@pytest.mark.parametrize("batch", [1, 2, 16])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_block_is_one_launch(batch, backward):
+    """64 tokens of the published width are one chunk on a GPU of 132 processors."""
+    spec = fused.scan_spec("1")
+    assert fused.plan(spec, batch, 64, 1536, 4, 132, backward=backward).chunks(64) == 1
+
+
 @pytest.mark.parametrize("increments", [False, True])
 def test_the_block_path_of_the_drm(kit, monkeypatch, increments):
     """States and gradients with the kernel are those without; causal, bit for bit."""
