@@ -32,8 +32,8 @@ SUBJECTS = pytest.StashKey[list[Subject]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "pararnn's numerics contract")
     group.addoption("--cell", action="append", metavar="CELL", help=(
-        "a registered cell ('ParaGRU[diag]'), module:factory of your own, or DRM; repeatable. "
-        "Default: all registered cells and the DRM"))  # fmt: skip
+        "a registered form ('ParaGRU[diag]'), all forms of a cell (ParaGRU), module:factory of your "
+        "own, or DRM; repeatable. Default: all registered cells and the DRM"))  # fmt: skip
     group.addoption("--device", default="cpu", help="device under test, e.g. cuda (default: cpu)")
     group.addoption("--dtype", action="append", choices=list(DTYPES), help=(
         "dtypes of the clauses that have a choice; repeatable (default: all)"))  # fmt: skip
@@ -42,18 +42,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--report", type=Path, metavar="PATH", help="write a JSON report to PATH")
 
 
-def subject(text: str) -> Subject:
-    """A registered cell by name, a factory by ``module:name``, or the DRM."""
+def subjects(text: str) -> list[Subject]:
+    """The registered forms of a name, a factory by ``module:name``, or the DRM."""
     if text.upper() == DRM:
-        return Subject.drm()
+        return [Subject.drm()]
     module_name, colon, attribute = text.partition(":")
     if not colon:
         try:
-            return Subject.registered(pararnn.get_cell(text).name)
+            entry = pararnn.get_cell(text)
         except KeyError as problem:
             near = difflib.get_close_matches(text.upper(), [DRM], n=1)
             hint = f"Did you mean {DRM}?" if near else f"Or {DRM}."
             raise pytest.UsageError(f"--cell: {problem.args[0]} {hint}") from None
+        named = [name for name in pararnn.cell_names() if pararnn.get_cell(name).slug == entry.slug]
+        return [Subject.registered(name) for name in ([text] if text in named else named)]
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -85,7 +87,7 @@ def subject(text: str) -> Subject:
             f"--cell {text}: got a factory of {type(made).__name__}, expected one of a cell: a module "
             "with step(h, x) and state_shape."
         )
-    return Subject(text, factory)
+    return [Subject(text, factory)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,7 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--device {device}: {str(problem).splitlines()[0]}") from None
     torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
     names = config.getoption("--cell") or [*pararnn.cell_names(), DRM]
-    config.stash[SUBJECTS] = [subject(name) for name in names]
+    chosen = {s.name: s for name in names for s in subjects(name)}
+    config.stash[SUBJECTS] = list(chosen.values())
     config.stash[REPORT] = Report(
         {
             "device": device,
@@ -122,8 +125,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "tested" in metafunc.fixturenames:
-        subjects = metafunc.config.stash[SUBJECTS]
-        metafunc.parametrize("tested", subjects, ids=[s.name for s in subjects])
+        chosen = metafunc.config.stash[SUBJECTS]
+        metafunc.parametrize("tested", chosen, ids=[s.name for s in chosen])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -193,7 +194,15 @@ def _has_tangent(values: Iterable[Tensor | None]) -> bool:
     return any(v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values)
 
 
-def full_precision(device: torch.device) -> torch.autocast:
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Context in which autocast is off: recurrences run in the dtype of their state."""
-    kind = "cpu" if device.type == "meta" else device.type  # there is no autocast for meta
-    return torch.autocast(kind, enabled=False)
+    if autocast_dtype(device) is None:
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Autocast's dtype on a device; None where it is off, as it always is for ``meta``."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)

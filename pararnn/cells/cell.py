@@ -225,6 +225,12 @@ class Cell(nn.Module):
         """Dtype in which states are carried: at least float32."""
         return checks.state_dtype(self.in_proj.weight.dtype)
 
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """Dtype of what a layer passes on: that of the parameters, or of autocast."""
+        weight = self.in_proj.weight
+        return checks.autocast_dtype(weight.device) or weight.dtype
+
     def init_state(self, *batch: int) -> Tensor:
         """Where a sequence starts, shape ``(*batch, *state_shape)``, in :attr:`state_dtype`: the
         zero state, if a subclass does not say otherwise (and then ``starts_at_zero`` is False)."""
@@ -247,7 +253,7 @@ class Cell(nn.Module):
         weight = self.in_proj.weight
         checks.trailing("x", checks.floating("x", x), (self.d_in,))
         checks.same_device("x", x, weight.device)
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != weight.dtype and checks.autocast_dtype(x.device) is None:
             raise TypeError(
                 f"x: got dtype {x.dtype}, expected {weight.dtype} as the cell's parameters; "
                 "convert one of them with .to(...) or use torch.autocast."

@@ -316,13 +316,7 @@ class Mixer(Cell):
     def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output ``(B, T, d_h)`` and final state of a checked call; no start is the default one."""
         solution = solve(self, x, h0=start, dt=gaps)
-        return solution.output.to(self._output_dtype(x)), solution.final_state
-
-    def _output_dtype(self, x: Tensor) -> torch.dtype:
-        """Of the parameters, or of autocast."""
-        if torch.is_autocast_enabled(x.device.type):
-            return torch.get_autocast_dtype(x.device.type)
-        return self.in_proj.weight.dtype
+        return solution.output.to(self.output_dtype), solution.final_state
 
     def stream(
         self, x_t: Tensor, h_prev: Tensor | None = None, delta_t: Tensor | None = None
@@ -354,4 +348,4 @@ class Mixer(Cell):
 
     def _read(self, h: Tensor, x_t: Tensor) -> Tensor:
         """Output of one step from its new state."""
-        return self.flat(h).to(self._output_dtype(x_t))
+        return self.flat(h).to(self.output_dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -39,7 +39,7 @@ def kernels(
     return scope | {"template": template}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Problem:
     """One recurrence on the device: what every launch needs."""
 
@@ -51,33 +51,21 @@ class Problem:
     resets: Tensor | None = None  # (B, T) bool
     wide: bool = False  # whether states are float64 whatever the drives are
 
-    @property
-    def apart(self) -> bool:
-        """Whether every drive is a tensor of its own."""
-        return not isinstance(self.u, Tensor)
+    apart: bool = field(init=False)  # whether every drive is a tensor of its own
+    drives: tuple[Tensor, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False)  # of states
+    width: int = field(init=False)  # channels of a slot
+    slots: int = field(init=False)
+    shown: int = field(init=False)  # slots that the output holds
 
-    @property
-    def drives(self) -> tuple[Tensor, ...]:
-        return (self.u,) if isinstance(self.u, Tensor) else self.u
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64 if self.wide else state_dtype(self.drives[0].dtype)
-
-    @property
-    def width(self) -> int:
-        """Channels of a slot."""
+    def __post_init__(self) -> None:
+        self.apart = not isinstance(self.u, Tensor)
+        self.drives = (self.u,) if isinstance(self.u, Tensor) else self.u
         u = self.drives[0]
-        return u.shape[2] if self.apart else channels(self.spec, u)
-
-    @property
-    def slots(self) -> int:
-        return len(self.spec.slots)
-
-    @property
-    def shown(self) -> int:
-        """Slots that the output holds."""
-        return self.slots if self.spec.output == "all" else 1
+        self.dtype = torch.float64 if self.wide else state_dtype(u.dtype)
+        self.width = u.shape[2] if self.apart else channels(self.spec, u)
+        self.slots = len(self.spec.slots)
+        self.shown = self.slots if self.spec.output == "all" else 1
 
     def inputs(self) -> list[Any]:
         """Arguments that every kernel begins with, in the template's order."""

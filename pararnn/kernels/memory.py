@@ -11,125 +11,91 @@ import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
+_NUMBERS = {
+    "fp64": ("f64", "f64", "d", tl.float64, "0d0000000000000000"),
+    "fp32": ("f32", "f32", "f", tl.float32, "0f00000000"),
+    "uint8": ("u8", "u32", "r", tl.int32, "0"),
+    "fp16": ("b16", "b16", "h", tl.int16, "0"),
+    "bf16": ("b16", "b16", "h", tl.int16, "0"),
+}
+"""How the machine calls a number: in memory and in a register, by its constraint, type and zero."""
+_GUARD = "{ .reg .pred p; setp.ne.b32 p, $%d, 0; "
+
+
+@triton.constexpr_function
+def _load_text(kind):
+    return f"ld.global.{_NUMBERS[kind.name][0]} $0, [$1];"
+
+
+@triton.constexpr_function
+def _load_if_text(kind):
+    _, held, _, _, zero = _NUMBERS[kind.name]
+    return f"{_GUARD % 2}mov.{held} $0, {zero}; @p {_load_text(kind)} }}"
+
+
+@triton.constexpr_function
+def _store_if_text(kind):
+    return f"{_GUARD % 3}@p st.global.{_NUMBERS[kind.name][0]} [$1], $2; mov.u32 $0, 0; }}"
+
+
+@triton.constexpr_function
+def _letter(kind):
+    return _NUMBERS[kind.name][2]
+
+
+@triton.constexpr_function
+def _register(kind):
+    return _NUMBERS[kind.name][3]
+
+
+@triton.jit
+def _loaded(value, kind: tl.constexpr):
+    """From a register; bytes stay whole numbers."""
+    return value if kind == tl.uint8 else value.to(kind, bitcast=True)
+
 
 @triton.jit
 def fetch(at):
     """The lanes' values at an address each; what is read there must not change meanwhile."""
     kind: tl.constexpr = at.dtype.element_ty
-    where = at.to(tl.int64)
-    if kind == tl.float64:
-        return tl.inline_asm_elementwise(
-            "ld.global.f64 $0, [$1];",
-            "=d,l",
-            [where],
-            dtype=tl.float64,
-            is_pure=True,
-            pack=1,
-        )
-    elif kind == tl.float32:
-        return tl.inline_asm_elementwise(
-            "ld.global.f32 $0, [$1];",
-            "=f,l",
-            [where],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-    elif kind == tl.uint8:
-        return tl.inline_asm_elementwise(
-            "ld.global.u8 $0, [$1];",
-            "=r,l",
-            [where],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            "ld.global.b16 $0, [$1];",
-            "=h,l",
-            [where],
-            dtype=tl.int16,
-            is_pure=True,
-            pack=1,
-        ).to(kind, bitcast=True)
+    value = tl.inline_asm_elementwise(
+        _load_text(kind),
+        "=" + _letter(kind) + ",l",
+        [at.to(tl.int64)],
+        dtype=_register(kind).value,
+        is_pure=True,
+        pack=1,
+    )
+    return _loaded(value, kind)
 
 
 @triton.jit
 def fetch_if(at, there):
     """The same, only where ``there`` is not 0; elsewhere the value is 0."""
     kind: tl.constexpr = at.dtype.element_ty
-    where = at.to(tl.int64)
-    if kind == tl.float64:
-        return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.f64 $0, 0d0000000000000000; @p ld.global.f64 $0, [$1]; }",
-            "=d,l,r",
-            [where, there],
-            dtype=tl.float64,
-            is_pure=True,
-            pack=1,
-        )
-    elif kind == tl.float32:
-        return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.f32 $0, 0f00000000; @p ld.global.f32 $0, [$1]; }",
-            "=f,l,r",
-            [where, there],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-    elif kind == tl.uint8:
-        return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.u32 $0, 0; @p ld.global.u8 $0, [$1]; }",
-            "=r,l,r",
-            [where, there],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b16 $0, 0; @p ld.global.b16 $0, [$1]; }",
-            "=h,l,r",
-            [where, there],
-            dtype=tl.int16,
-            is_pure=True,
-            pack=1,
-        ).to(kind, bitcast=True)
+    value = tl.inline_asm_elementwise(
+        _load_if_text(kind),
+        "=" + _letter(kind) + ",l,r",
+        [at.to(tl.int64), there],
+        dtype=_register(kind).value,
+        is_pure=True,
+        pack=1,
+    )
+    return _loaded(value, kind)
 
 
 @triton.jit
 def store_if(at, value, there):
     """Write the lanes' values where ``there`` is not 0."""
     kind: tl.constexpr = at.dtype.element_ty
-    where = at.to(tl.int64)
-    if kind == tl.float64:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.f64 [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,d,r",
-            [where, value.to(kind), there],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    elif kind == tl.float32:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.f32 [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,f,r",
-            [where, value.to(kind), there],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b16 [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,h,r",
-            [where, value.to(kind).to(tl.int16, bitcast=True), there],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    tl.inline_asm_elementwise(
+        _store_if_text(kind),
+        "=r,l," + _letter(kind) + ",r",
+        [at.to(tl.int64), value.to(kind).to(_register(kind), bitcast=True), there],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.constexpr_function

@@ -133,7 +133,6 @@ def warmups(spec: Spec, itemsize: int) -> int:
     return 0 if reduced(spec) else WARMUP[itemsize]
 
 
-@lru_cache(maxsize=4096)
 def chunk_length(
     spec: Spec, batch: int, total: int, width: int, itemsize: int, processors: int, backward: bool
 ) -> int:
@@ -185,6 +184,7 @@ def chunk_length(
     return best
 
 
+@lru_cache(maxsize=4096)
 def plan(
     spec: Spec,
     batch: int,

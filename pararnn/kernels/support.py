@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,14 +41,27 @@ def channels(spec: Spec, u: Tensor) -> int:
 
 def missing(device: torch.device) -> str | None:
     """Why kernels cannot run on a device here; None if they can."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.type != "cuda" and not interpreted:
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the tensors are on {device.type!r}, and the kernels need a CUDA device"
     if device.type == "cuda" and torch.version.cuda is None:
         return "this build of PyTorch is not for CUDA"
-    if importlib.util.find_spec("triton") is None:
+    if not installed():
         return "Triton is not installed (pip install 'pararnn[gpu]')"
     return None
+
+
+@cache
+def installed() -> bool:
+    """Whether there is a Triton to import."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def launcher() -> Any:
+    """The module that launches kernels. It imports Triton."""
+    from . import launch
+
+    return launch
 
 
 @lru_cache(maxsize=16)
@@ -59,14 +72,11 @@ def processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@contextmanager
-def on_device_of(u: Tensor) -> Iterator[None]:
-    """Launch on the tensors' own device."""
+def on_device_of(u: Tensor) -> AbstractContextManager[Any]:
+    """Context that launches on the tensors' own device."""
     if u.device.type == "cuda" and u.device.index != torch.cuda.current_device():
-        with torch.cuda.device(u.device):
-            yield
-    else:
-        yield
+        return torch.cuda.device(u.device)
+    return nullcontext()
 
 
 def source(spec: Spec, unroll: int = 8, resets: bool = False) -> str:

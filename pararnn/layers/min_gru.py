@@ -357,7 +357,7 @@ def _fits(
         raise ValueError(
             f"{name}: got shape {tuple(tensor.shape)}, expected ({', '.join(lead)}, {width})."
         )
-    if tensor.dtype != parameter.dtype and not torch.is_autocast_enabled(tensor.device.type):
+    if tensor.dtype != parameter.dtype and checks.autocast_dtype(tensor.device) is None:
         raise TypeError(
             f"{name}: got dtype {tensor.dtype}, expected {parameter.dtype} as the parameters; "
             "convert one of them with .to(...) or use torch.autocast."

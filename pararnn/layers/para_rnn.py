@@ -27,6 +27,11 @@ def _width(cell: Any) -> int:
     return output_of(cell, torch.empty(1, *cell.state_shape)).shape[-1]
 
 
+def _dtype(cell: Any, x: Tensor) -> torch.dtype:
+    """Dtype of a layer's output for an input."""
+    return cell.output_dtype if has_spec(cell) else x.dtype
+
+
 class ParaRNN(nn.Module):
     """Stacked recurrent layers, trained in parallel over the sequence.
 
@@ -195,7 +200,7 @@ class ParaRNN(nn.Module):
                 cell, x, self.config, method=self.solver, h0=start, resets=resets, dt=gaps[i]
             )
             solutions.append(solution)
-            x = solution.output
+            x = solution.output.to(_dtype(cell, x))
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if not torch.compiler.is_compiling():
@@ -251,7 +256,8 @@ class ParaRNN(nn.Module):
             h = self._start(cell, x) if state is None else state[i]
             h = decode(cell, x, h, dt=gaps[i], out=None if out is None else out[i])
             following.append(h)
-            x = (cell.output(h, x) if has_spec(cell) else output_of(cell, h)).to(x.dtype)
+            output = cell.output(h, x) if has_spec(cell) else output_of(cell, h)
+            x = output.to(_dtype(cell, x))
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if out is not None:  # whose memory the next step may use

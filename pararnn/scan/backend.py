@@ -1,7 +1,7 @@
 """Which code runs a scan: the eager operations of this package, or a fused kernel.
 
-A kernel is plugged in with :func:`register_fused`. It gets the arguments of the public function,
-checked, and records its own derivative.
+A kernel is plugged in with :func:`register_fused`. It gets what the public function gets, checked,
+and records its own derivative.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BACKENDS = ("auto", "eager", "fused")
 @dataclass(frozen=True)
 class Fused:
     """A kernel for a scan: ``lacks`` says why it cannot run the given tensors, or None if it can;
-    ``run`` has the arguments of the public function, without ``backend``."""
+    ``run`` computes what the public function returns, from the same tensors."""
 
     lacks: Callable[..., str | None]
     run: Callable[..., Any]

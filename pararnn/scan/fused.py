@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from .._checks import state_dtype
+from .._operators import Operator
 from ..kernels import missing
 from ..kernels.plan import Plan, plan
-from ..kernels.support import on_device_of, processors
+from ..kernels.support import launcher, on_device_of, processors
 from ..spec import Spec, exp
 from .autograd import scan
 from .backend import Fused, register_fused
-from .inputs import common_dtype
+from .inputs import Options, common_dtype
 from .linear import Result, linear_scan
 
 LARGEST = 8
@@ -50,127 +51,88 @@ def scan_spec(kind: str) -> Spec:
 
 # -- the operator ------------------------------------------------------------------------------
 
-_LIBRARY = torch.library.Library("pararnn", "FRAGMENT")
-_ARGUMENTS = "str kind, Tensor[] drives, Tensor? h0, Tensor? resets"
-_LIBRARY.define(f"scan({_ARGUMENTS}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    f"scan_backward({_ARGUMENTS}, Tensor states, Tensor? grad, Tensor? final) -> (Tensor[], Tensor)"
-)
+
+class Call(NamedTuple):
+    """Arguments of ``pararnn::scan``, and the first ones of its backward pass."""
+
+    kind: str
+    drives: Sequence[Tensor]
+    h0: Tensor | None
+    resets: Tensor | None
+
+    @property
+    def spec(self) -> Spec:
+        return scan_spec(self.kind)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Samples, steps, slots and channels."""
+        B, T, D = self.drives[0].shape
+        return B, T, len(self.spec.slots), D
+
+    @property
+    def state(self) -> torch.dtype:
+        """Dtype of states."""
+        return torch.float64 if self.kind == "log" else state_dtype(self.drives[0].dtype)
+
+    def prepared(self, backward: bool) -> tuple[Any, Plan]:
+        """The same, as the kernels are launched with it, and how it is cut."""
+        (B, T, _, D), u, wide = self.sizes, self.drives[0], self.kind == "log"
+        size = 8 if wide else u.element_size()
+        chosen = plan(self.spec, B, T, D, size, processors(u.device), backward=backward)
+        problem = launcher().Problem(
+            self.spec, tuple(self.drives), (), h0=self.h0, resets=self.resets, wide=wide
+        )
+        return problem, chosen
 
 
-def _problem(
-    kind: str, drives: Sequence[Tensor], h0: Tensor | None, resets: Tensor | None, backward: bool
-) -> tuple[Any, Plan]:
-    from ..kernels.launch import Problem
-
-    spec, wide = scan_spec(kind), kind == "log"
-    (B, T, D), u = drives[0].shape, drives[0]
-    size = 8 if wide else u.element_size()
-    chosen = plan(spec, B, T, D, size, processors(u.device), backward=backward)
-    return Problem(spec, tuple(drives), (), h0=h0, resets=resets, wide=wide), chosen
+_CALL = "str kind, Tensor[] drives, Tensor? h0, Tensor? resets"
 
 
-def _dtype(kind: str, drives: Sequence[Tensor]) -> torch.dtype:
-    return torch.float64 if kind == "log" else state_dtype(drives[0].dtype)
-
-
-def _forward(
-    kind: str, drives: Sequence[Tensor], h0: Tensor | None, resets: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    states, final = _empty(kind, drives, h0, resets)
-    if drives[0].numel() == 0:
-        return states, final.zero_() if h0 is None else final.copy_(h0)
-    from ..kernels.launch import run_forward
-
-    with on_device_of(drives[0]):
-        states, _, final, _ = run_forward(*_problem(kind, drives, h0, resets, False))
+def _forward(*given: Any) -> tuple[Tensor, Tensor]:
+    """States ``(B, T, S·D)`` and the last one ``(B, S, D)``."""
+    call = Call(*given)
+    if call.drives[0].numel() == 0:
+        states, final = _empty(*given)
+        return states, final.zero_() if call.h0 is None else final.copy_(call.h0)
+    with on_device_of(call.drives[0]):
+        states, _, final, _ = launcher().run_forward(*call.prepared(backward=False))
     return states, final
 
 
-def _backward(
-    kind: str,
-    drives: Sequence[Tensor],
-    h0: Tensor | None,
-    resets: Tensor | None,
-    states: Tensor,
-    grad: Tensor | None,
-    final: Tensor | None,
-) -> tuple[list[Tensor], Tensor]:
-    if drives[0].numel() == 0:
-        bars, start = _empty_back(kind, drives, h0, resets, states, grad, final)
-        return bars, start.zero_() if final is None else final.clone()
-    from ..kernels.launch import run_adjoint
-
-    others = states.new_empty(*states.shape[:2], 0, drives[0].shape[2])
-    with on_device_of(states):
-        problem, chosen = _problem(kind, drives, h0, resets, True)
-        found = run_adjoint(problem, chosen, states, others, grad, None, final)
-    return list(found[0]), found[2]
+def _empty(*given: Any) -> tuple[Tensor, Tensor]:
+    call = Call(*given)
+    (B, T, S, D), u = call.sizes, call.drives[0]
+    return u.new_empty(B, T, S * D), u.new_empty(B, S, D, dtype=call.state)
 
 
-def _empty(
-    kind: str, drives: Sequence[Tensor], h0: Tensor | None, resets: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    (B, T, D), u, S = drives[0].shape, drives[0], len(scan_spec(kind).slots)
-    return u.new_empty(B, T, S * D), u.new_empty(B, S, D, dtype=_dtype(kind, drives))
-
-
-def _empty_back(kind: str, drives: Sequence[Tensor], *others: Any) -> tuple[list[Tensor], Tensor]:
-    _, start = _empty(kind, drives, None, None)
-    return [u.new_empty(u.shape) for u in drives], start
-
-
-for _device in ("CUDA", "CPU"):
-    _LIBRARY.impl("scan", _forward, _device)
-    _LIBRARY.impl("scan_backward", _backward, _device)
-torch.library.register_fake("pararnn::scan", _empty, lib=_LIBRARY)
-torch.library.register_fake("pararnn::scan_backward", _empty_back, lib=_LIBRARY)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    kind, drives, h0, resets = inputs
-    ctx.set_materialize_grads(False)
-    ctx.kind, ctx.count = kind, len(drives)
-    ctx.save_for_backward(h0, resets, output[0], *drives)
-
-
-def _gradients(ctx: Any, grad: Tensor | None, final: Tensor | None) -> tuple[Any, ...]:
-    h0, resets, states, *drives = ctx.saved_tensors
-    if grad is None and final is None:
-        return None, [None] * ctx.count, None, None
+def _gradients(
+    arguments: Sequence[Any],
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs: dict[str, bool],
+) -> dict[str, Any]:
+    call = Call(*arguments)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        bars, start = _twice(ctx.kind, drives, h0, resets, grad, final)
+        bars, start = _twice(call, *grads)
     else:
-        bars, start = torch.ops.pararnn.scan_backward(
-            ctx.kind, drives, h0, resets, states, grad, final
-        )
-    return None, list(bars), None if h0 is None else start, None
+        bars, start = scan_backward(*call, *kept, *grads)
+    return {"drives": list(bars), "h0": None if call.h0 is None else start}
 
 
-torch.library.register_autograd("pararnn::scan", _gradients, setup_context=_setup, lib=_LIBRARY)
-
-
-def _twice(
-    kind: str,
-    drives: Sequence[Tensor],
-    h0: Tensor | None,
-    resets: Tensor | None,
-    grad: Tensor | None,
-    final: Tensor | None,
-) -> tuple[list[Tensor], Tensor]:
+def _twice(call: Call, grad: Tensor | None, final: Tensor | None) -> tuple[list[Tensor], Tensor]:
     """Gradients that can be differentiated again: those of the eager scan."""
-    dtype, S = _dtype(kind, drives), len(scan_spec(kind).slots)
-    (B, T, D) = drives[0].shape
+    (B, T, S, D), drives, h0, dtype = call.sizes, call.drives, call.h0, call.state
     start = drives[0].new_zeros(B, S, D, dtype=dtype) if h0 is None else h0.to(dtype)
     with torch.enable_grad():
         start = start if start.requires_grad else start.detach().requires_grad_()
         given = [u if u.requires_grad else u.detach().requires_grad_() for u in drives]
         wide = [u.to(dtype) for u in given]
-        if kind == "log":
+        if call.kind == "log":
             wide = [u.exp() for u in wide]
         op = torch.stack(wide[: S * S], 2).unflatten(2, (S, S))
-        if resets is not None:
-            op = op.masked_fill(resets[:, :, None, None, None], 0)
+        if call.resets is not None:
+            op = op.masked_fill(call.resets[:, :, None, None, None], 0)
         states = scan(op, torch.stack(wide[S * S :], 2), start, "block")
         end = states[:, -1] if T else start
         outputs, cotangents = [], []
@@ -184,49 +146,68 @@ def _twice(
     return bars, first
 
 
+fused_scan = Operator(
+    f"scan({_CALL}) -> (Tensor, Tensor)", _forward, _empty, gradients=_gradients, kept=(0,)
+)
+
+
+def _backward(*given: Any) -> tuple[list[Tensor], Tensor]:
+    """Cotangents of the drives and of the start."""
+    call, (states, grad, final) = Call(*given[:4]), given[4:]
+    if call.drives[0].numel() == 0:
+        bars, start = _empty_back(*given)
+        return bars, start.zero_() if final is None else final.clone()
+    others = states.new_empty(*states.shape[:2], 0, call.sizes[-1])
+    with on_device_of(states):
+        problem, chosen = call.prepared(backward=True)
+        found, _, start, _ = launcher().run_adjoint(
+            problem, chosen, states, others, grad, None, final
+        )
+    return list(found), start
+
+
+def _empty_back(*given: Any) -> tuple[list[Tensor], Tensor]:
+    _, start = _empty(*given[:4])
+    return [u.new_empty(u.shape) for u in given[1]], start
+
+
+scan_backward = Operator(
+    f"scan_backward({_CALL}, Tensor states, Tensor? grad, Tensor? final) -> (Tensor[], Tensor)",
+    _backward,
+    _empty_back,
+)
+
+
 # -- the public functions ------------------------------------------------------------------------
 
 
 def _run(
-    kind: str,
-    drives: list[Tensor],
-    h0: Tensor | None,
-    resets: Tensor | None,
-    reverse: bool,
+    kind: str, drives: list[Tensor], h0: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor]:
     """States ``(B, T, S, D)`` and the last one ``(B, S, D)`` of drives ``(B, T, D)``."""
-    dtype = common_dtype(*drives)
+    dtype, resets = common_dtype(*drives), options.resets
     drives = [u.to(dtype) for u in drives]
-    if reverse:
+    if options.reverse:
         drives = [u.flip(1) for u in drives]
         resets = None if resets is None else resets.flip(1)
-    start = None if h0 is None else h0.to(_dtype(kind, drives))
-    states, final = torch.ops.pararnn.scan(kind, drives, start, resets)
-    states = states.flip(1) if reverse else states
+    start = None if h0 is None else h0.to(Call(kind, drives, h0, resets).state)
+    states, final = fused_scan(kind, drives, start, resets)
+    states = states.flip(1) if options.reverse else states
     return states.unflatten(2, (-1, drives[0].shape[2])), final
 
 
-def _linear(
-    a: Tensor,
-    b: Tensor,
-    h0: Tensor | None,
-    *,
-    resets: Tensor | None,
-    reverse: bool,
-    coefficients: bool,
-    return_state: bool,
-) -> Result:
+def _linear(a: Tensor, b: Tensor, h0: Tensor | None, options: Options) -> Result:
     def run(b: Tensor, h0: Tensor | None) -> tuple[Tensor, Tensor]:
         flat = None if h0 is None else h0.unsqueeze(1).flatten(1).unsqueeze(1)
         drives = [x.unsqueeze(2).flatten(2) for x in (a, b)]
-        states, final = _run("1", drives, flat, resets, reverse)
+        states, final = _run("1", drives, flat, options)
         return states.reshape(a.shape), final.reshape(a.shape[0], *a.shape[2:])
 
-    if coefficients:
+    if options.coefficients:
         ones = a.new_ones(a.shape[0], *a.shape[2:])
         return run(torch.zeros_like(b), ones)[0], run(b, None)[0]
     states, final = run(b, h0)
-    return (states, final) if return_state else states
+    return (states, final) if options.return_state else states
 
 
 def _sums(b: Tensor, h0: Tensor) -> Tensor:
@@ -234,16 +215,7 @@ def _sums(b: Tensor, h0: Tensor) -> Tensor:
     return cast(Tensor, linear_scan(ones, b, h0, backend="fused"))
 
 
-def _blocks(
-    a: Tensor,
-    b: Tensor,
-    h0: Tensor | None,
-    *,
-    resets: Tensor | None,
-    reverse: bool,
-    coefficients: bool,
-    return_state: bool,
-) -> Result:
+def _blocks(a: Tensor, b: Tensor, h0: Tensor | None, options: Options) -> Result:
     """Blocks ``(B, T, n, k, k)`` on states ``(B, n, k, v)``: a lane for every column."""
     batch, length, n, k = a.shape[:4]
 
@@ -253,42 +225,36 @@ def _blocks(
         drives = [wide[..., i, j, :].flatten(2) for i in range(k) for j in range(k)]
         drives += [b[..., i, :].flatten(2) for i in range(k)]
         first = None if h0 is None else h0.transpose(1, 2).flatten(2)
-        states, final = _run(str(k), drives, first, resets, reverse)
+        states, final = _run(str(k), drives, first, options)
         shape = (batch, length, n, k, v)
         return (
             states.unflatten(3, (n, v)).transpose(2, 3).reshape(shape),
             final.unflatten(2, (n, v)).transpose(1, 2),
         )
 
-    if coefficients:
+    if options.coefficients:
         eye = torch.eye(k, dtype=a.dtype, device=a.device).expand(batch, n, k, k)
         return run(a.new_zeros(a.shape), eye)[0], run(b, None)[0]
     states, final = run(b, h0)
-    return (states, final) if return_state else states
+    return (states, final) if options.return_state else states
 
 
-def _planes(m: Tensor, b: Tensor, h0: Tensor | None, *, coefficients: bool, **options: Any) -> Any:
+def _planes(m: Tensor, b: Tensor, h0: Tensor | None, options: Options) -> Any:
     """2×2 blocks on vectors."""
     first = None if h0 is None else h0.unsqueeze(-1)
-    found = _blocks(m, b.unsqueeze(-1), first, coefficients=coefficients, **options)
-    if coefficients:
+    found = _blocks(m, b.unsqueeze(-1), first, options)
+    if options.coefficients:
         return found[0], found[1].squeeze(-1)
     return tuple(x.squeeze(-1) for x in found) if isinstance(found, tuple) else found.squeeze(-1)
 
 
 def _logarithms(
-    log_coeffs: Tensor,
-    log_values: Tensor,
-    h0: Tensor | None,
-    *,
-    resets: Tensor | None,
-    reverse: bool,
-    return_state: bool,
+    log_coeffs: Tensor, log_values: Tensor, h0: Tensor | None, options: Options
 ) -> Result:
     if h0 is None:
         h0, log_values = log_values[:, 0].double().exp(), log_values[:, 1:]
-    states, final = _run("log", [log_coeffs, log_values], h0.unsqueeze(1), resets, reverse)
-    return (states.squeeze(2), final.squeeze(1)) if return_state else states.squeeze(2)
+    states, final = _run("log", [log_coeffs, log_values], h0.unsqueeze(1), options)
+    return (states.squeeze(2), final.squeeze(1)) if options.return_state else states.squeeze(2)
 
 
 def _lacks(*values: Tensor | None) -> str | None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .._checks import floating, state_dtype
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a scan is told besides its operators, inputs and initial state."""
+
+    resets: Tensor | None
+    reverse: bool
+    return_state: bool
+    coefficients: bool = False
 
 
 def tensor(scan: str, name: str, value: object, shape: tuple[int | str, ...]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._checks import full_precision
 from .autograd import scan
 from .backend import pick
-from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, shaped, tensor
+from .inputs import Options, accumulated, common_dtype, cut, one_device, reset_mask, shaped, tensor
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -69,12 +69,12 @@ def linear_scan(
     a = _sequence(name, "a", a)
     b = tensor(name, "b", b, tuple(a.shape))
     state_shape = (a.shape[0], *a.shape[2:])
-    mask = _checked(name, a, b, h0, state_shape, resets)
-    wanted = _wanted(name, h0, coefficients, return_state)
+    options = Options(resets, reverse, return_state, coefficients)
+    _check(name, a, b, h0, state_shape, options)
     if fused := pick(name, backend, a, b, h0):
-        return fused(a, b, h0, resets=mask, reverse=reverse, **wanted)
+        return fused(a, b, h0, options)
     dtype = common_dtype(a, b)
-    op, forcing, start = _prepared(dtype, cut(a, mask), b, h0, state_shape)
+    op, forcing, start = _prepared(dtype, cut(a, resets), b, h0, state_shape)
     if coefficients:
         both = scan(
             torch.stack([op, op], -1),
@@ -84,7 +84,7 @@ def linear_scan(
         ).to(dtype)
         return both[..., 0], both[..., 1]
     states = scan(op, forcing, start, reverse=reverse)
-    return result(states, start, dtype, reverse, return_state)
+    return result(states, start, dtype, options)
 
 
 def prefix_sum(b: Tensor, h0: Tensor, *, backend: str = "auto") -> Tensor:
@@ -163,12 +163,12 @@ def matrix_scan(
     m = tensor(name, "m", m, ("B", "T", "n", 2, 2))
     batch, length, planes = m.shape[:3]
     b = tensor(name, "b", b, (batch, length, planes, 2))
-    mask = _checked(name, m, b, h0, (batch, planes, 2), resets)
-    wanted = _wanted(name, h0, coefficients, return_state)
+    options = Options(resets, reverse, return_state, coefficients)
+    _check(name, m, b, h0, (batch, planes, 2), options)
     if fused := pick(name, backend, m, b, h0):
-        return fused(m, b, h0, resets=mask, reverse=reverse, **wanted)
+        return fused(m, b, h0, options)
     dtype = common_dtype(m, b)
-    op, forcing, start = _prepared(dtype, cut(m, mask), b, h0, (batch, planes, 2))
+    op, forcing, start = _prepared(dtype, cut(m, resets), b, h0, (batch, planes, 2))
     # The planes last: operations on 2×2 matrices become operations on rows of n numbers.
     op = op.permute(0, 1, 3, 4, 2).contiguous()
     if coefficients:
@@ -188,7 +188,7 @@ def matrix_scan(
         states = states.unflatten(-1, (3, planes)).permute(0, 1, 4, 2, 3).to(dtype)
         return states[..., :2], states[..., 2]
     states = scan(op, forcing.mT.contiguous(), start.mT.contiguous(), "block", reverse).mT
-    return result(states, start, dtype, reverse, return_state)
+    return result(states, start, dtype, options)
 
 
 def matrix_affine_scan(
@@ -232,12 +232,12 @@ def matrix_affine_scan(
     shaped(name, "a", a, (batch, length, blocks, size, size))
     b = tensor(name, "b", b, (batch, length, blocks, size, "v"))
     state_shape = (batch, blocks, size, b.shape[-1])
-    mask = _checked(name, a, b, h0, state_shape, resets)
-    wanted = _wanted(name, h0, coefficients, return_state)
+    options = Options(resets, reverse, return_state, coefficients)
+    _check(name, a, b, h0, state_shape, options)
     if fused := pick(name, backend, a, b, h0):
-        return fused(a, b, h0, resets=mask, reverse=reverse, **wanted)
+        return fused(a, b, h0, options)
     dtype = common_dtype(a, b)
-    op, forcing, start = _prepared(dtype, cut(a, mask), b, h0, state_shape)
+    op, forcing, start = _prepared(dtype, cut(a, resets), b, h0, state_shape)
     with full_precision(a.device):
         if coefficients:
             eye = torch.eye(size, dtype=op.dtype, device=op.device)
@@ -250,7 +250,7 @@ def matrix_affine_scan(
             ).to(dtype)
             return states[..., :size], states[..., size:]
         states = scan(op, forcing, start, "left", reverse)
-    return result(states, start, dtype, reverse, return_state)
+    return result(states, start, dtype, options)
 
 
 def _sequence(name: str, what: str, value: object) -> Tensor:
@@ -263,31 +263,24 @@ def _sequence(name: str, what: str, value: object) -> Tensor:
     return tensor(name, what, value, ("B", "T", *["any"] * rest))
 
 
-def _checked(
+def _check(
     name: str,
     op: Tensor,
     b: Tensor,
     h0: Tensor | None,
     state_shape: tuple[int, ...],
-    resets: Tensor | None,
-) -> Tensor | None:
-    """Checks the initial state, the devices and the resets; returns the resets."""
+    options: Options,
+) -> None:
+    """Checks the initial state, the devices and the options."""
     if h0 is not None:
         tensor(name, "h0", h0, state_shape)
     one_device(name, operators=op, inputs=b, h0=h0)
-    return reset_mask(name, resets, op)
-
-
-def _wanted(
-    name: str, h0: Tensor | None, coefficients: bool, return_state: bool
-) -> dict[str, bool]:
-    """What to return, as keyword arguments."""
-    if coefficients and (h0 is not None or return_state):
+    reset_mask(name, options.resets, op)
+    if options.coefficients and (h0 is not None or options.return_state):
         raise ValueError(
             f"{name}: got coefficients=True together with h0 or return_state, expected it alone; "
             "apply the composed maps to the initial state yourself: h_t = A_t h0 + Bc_t."
         )
-    return {"coefficients": coefficients, "return_state": return_state}
 
 
 def _prepared(
@@ -300,10 +293,8 @@ def _prepared(
     return op, b, h0
 
 
-def result(
-    states: Tensor, start: Tensor, dtype: torch.dtype, reverse: bool, return_state: bool
-) -> Result:
-    if not return_state:
+def result(states: Tensor, start: Tensor, dtype: torch.dtype, options: Options) -> Result:
+    if not options.return_state:
         return states.to(dtype)
-    last = 0 if reverse else -1
+    last = 0 if options.reverse else -1
     return states.to(dtype), states[:, last] if states.shape[1] else start

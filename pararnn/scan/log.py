@@ -20,7 +20,7 @@ from torch import Tensor
 from .._checks import readable
 from .autograd import scan
 from .backend import pick
-from .inputs import common_dtype, cut_log, one_device, reset_mask, tensor
+from .inputs import Options, common_dtype, cut_log, one_device, reset_mask, tensor
 from .linear import Result, result
 
 NAME = "parallel_scan_log"
@@ -85,15 +85,13 @@ def parallel_scan_log(
     log_values = tensor(NAME, "log_values", log_values, (batch, length + extra, width))
     if h0 is not None:
         h0 = tensor(NAME, "h0", h0, (batch, width))
-    mask = reset_mask(NAME, resets, log_coeffs)
+    reset_mask(NAME, resets, log_coeffs)
     one_device(NAME, log_coeffs=log_coeffs, log_values=log_values, h0=h0)
-    fused = pick(NAME, backend, log_coeffs, log_values, h0)
-    if fused is not None:
-        return fused(
-            log_coeffs, log_values, h0, resets=mask, reverse=reverse, return_state=return_state
-        )
+    options = Options(resets, reverse, return_state)
+    if fused := pick(NAME, backend, log_coeffs, log_values, h0):
+        return fused(log_coeffs, log_values, h0, options)
     dtype = common_dtype(log_coeffs, log_values)
-    coeffs = cut_log(log_coeffs.double(), mask)
+    coeffs = cut_log(log_coeffs.double(), resets)
     values = log_values.double()
     if h0 is None:
         first, values = values[:, 0], values[:, 1:]
@@ -104,7 +102,7 @@ def parallel_scan_log(
         states = scan(coeffs.exp(), values.exp(), start, reverse=reverse)
     else:
         states, start = _recentred(coeffs, values, first, h0 is None, reverse)
-    return result(states, start, dtype, reverse, return_state)
+    return result(states, start, dtype, options)
 
 
 def _cannot_grow(coeffs: Tensor, values: Tensor) -> bool:

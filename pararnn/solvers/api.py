@@ -23,7 +23,7 @@ from .cost import chunk_length
 from .engine import Outcome, Plan, run
 from .fused import refusal, settings, solve_fused
 from .implicit import Problem, Solve, linearized
-from .linear import scannable, transformable_states
+from .linear import linear, scannable, transformable_states
 from .operators import planned
 from .partition import Partition
 from .sequential import sequential_states
@@ -31,6 +31,7 @@ from .task import Task, has_spec, output_of, prepare
 from .walkers import CellWalker, Dynamics
 
 METHODS = ("auto", "sequential", "newton", "shooting")
+DEFAULT = NewtonConfig()
 
 
 def _box(dynamics: Dynamics, h0: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -184,7 +185,7 @@ def solve_layer(
 
 
 def _solve(task: Task, config: NewtonConfig | None, method: str, layer: bool = False) -> Solution:
-    config = config or NewtonConfig()
+    config = config or DEFAULT
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {METHODS}.")
     chosen = choice(task, config, method, layer)
@@ -321,8 +322,9 @@ def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     elif chosen.scan:
         cell = task.cell
         sizes = [cell.sizes[a] for a in cell.spec.axes]
-        arguments = (task.u, task.dt, task.start, task.resets, list(task.params))
-        states = torch.ops.pararnn.linear(cell.kernel, sizes, *arguments)
+        states = linear(
+            cell.kernel, sizes, task.u, task.dt, task.start, task.resets, list(task.params)
+        )
     elif chosen.loop:
         states = sequential_states(task)
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import kernels
 from ..kernels.plan import CORRECTIONS, Plan
 from .config import NewtonConfig
-from .operators import Settings, reports
+from .operators import Call, Settings, channelwise, reports
 from .task import Task, has_spec
 
 
@@ -89,24 +89,19 @@ class DeviceProgress:
 def settings(config: NewtonConfig, length: int | None) -> Settings:
     """What the operators are told; None leaves the chunk length to the cost model."""
     warmup = -1 if config.warmup is None else config.warmup
-    return length or 0, warmup, min(config.iteration_cap, CORRECTIONS), config.tol or 0.0
+    return Settings(length or 0, warmup, min(config.iteration_cap, CORRECTIONS), config.tol or 0.0)
 
 
 def solve_fused(task: Task, told: Settings) -> FusedStates:
     """Run the kernels on a task."""
     shape = (task.u.shape[0], task.cell.state_slots, task.cell.channels)
     h0 = None if task.start is None else task.start.reshape(shape)
+    call = Call(task.cell.kernel, task.u, task.dt, h0, task.resets, list(task.params), *told)
+    if torch.compiler.is_compiling():  # nothing runs yet, so there is nothing to report
+        last, others, final = channelwise(*call)
+        return FusedStates(last, others, final, None)
     with reports() as collected:
-        last, others, final = torch.ops.pararnn.channelwise(
-            task.cell.kernel,
-            task.u,
-            task.dt,
-            h0,
-            task.resets,
-            list(task.params),
-            *told,
-        )
-    # Inside torch.compile nothing has run yet, so there is nothing to report.
+        last, others, final = channelwise(*call)
     found = [DeviceProgress(miss, plan, task.u.shape[1]) for miss, plan in collected]
     return FusedStates(last, others, final, found[0] if found else None)
 

@@ -10,12 +10,13 @@ kept for the backward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from .._checks import full_precision, state_dtype
+from .._operators import LIBRARY, Operator
 from ..scan import affine_scan
 from ..scan.autograd import scan
 from ..spec import Spec
@@ -71,45 +72,65 @@ def groups(u: Tensor, numbers: int) -> list[slice]:
 
 # -- the operator ------------------------------------------------------------------------------
 
-_LIBRARY = torch.library.Library("pararnn", "FRAGMENT")
-_ARGUMENTS = (
-    "str spec, int[] sizes, Tensor u, Tensor? dt, Tensor? h0, Tensor? resets, Tensor[] params"
-)
-_LIBRARY.define(f"linear({_ARGUMENTS}) -> Tensor")
-_LIBRARY.define(
-    f"linear_backward({_ARGUMENTS}, Tensor states, Tensor grad) -> "
-    "(Tensor, Tensor, Tensor, Tensor[])"
-)
+
+class Call(NamedTuple):
+    """Arguments of ``pararnn::linear``, and the first ones of its backward pass."""
+
+    name: str
+    sizes: Sequence[int]
+    u: Tensor
+    dt: Tensor | None
+    h0: Tensor | None
+    resets: Tensor | None
+    params: Sequence[Tensor]
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.name)
+
+    @property
+    def named_sizes(self) -> dict[str, int]:
+        return dict(zip(self.spec.axes, self.sizes, strict=True))
+
+    @property
+    def state(self) -> torch.dtype:
+        """Dtype of states."""
+        return state_dtype(self.u.dtype)
+
+    def make(self, params: Sequence[Tensor]) -> SpecDynamics:
+        return SpecDynamics(self.spec, self.named_sizes, params, self.state)
+
+    def prepared(self) -> tuple[SpecDynamics, Tensor, Tensor]:
+        """The recurrence, its packed inputs and its initial state."""
+        u, h0 = self.u, self.h0
+        dynamics = self.make(self.params)
+        if h0 is None:
+            h0 = u.new_zeros(u.shape[0], *dynamics.state_shape, dtype=self.state)
+        return dynamics, u if self.dt is None else pack(u, self.dt), h0.to(self.state)
+
+    def cotangents(
+        self, packed_bar: Tensor, h0_bar: Tensor, bars: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor | None, Tensor, list[Tensor | None]]:
+        """Those of drives, of time gaps, of the initial state and of the parameters, in the dtypes
+        of these."""
+        weights = [
+            None if g is None else g.to(p.dtype) for g, p in zip(bars, self.params, strict=True)
+        ]
+        h0_bar = h0_bar if self.h0 is None else h0_bar.to(self.h0.dtype)
+        if self.dt is None:
+            return packed_bar.to(self.u.dtype), None, h0_bar, weights
+        u_bar, dt_bar = packed_bar[..., :-1].to(self.u.dtype), packed_bar[..., -1].to(self.dt.dtype)
+        return u_bar.contiguous(), dt_bar.contiguous(), h0_bar, weights
 
 
-def _prepared(
-    name: str,
-    sizes: Sequence[int],
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    params: Sequence[Tensor],
-) -> tuple[SpecDynamics, Tensor, Tensor]:
-    """The recurrence, its packed inputs and its initial state."""
-    spec = spec_of(name)
-    dtype = state_dtype(u.dtype)
-    dynamics = SpecDynamics(spec, dict(zip(spec.axes, sizes, strict=True)), params, dtype)
-    if h0 is None:
-        h0 = u.new_zeros(u.shape[0], *dynamics.state_shape, dtype=dtype)
-    return dynamics, u if dt is None else pack(u, dt), h0.to(dtype)
+_CALL = "str spec, int[] sizes, Tensor u, Tensor? dt, Tensor? h0, Tensor? resets, Tensor[] params"
 
 
-def _forward(
-    name: str,
-    sizes: Sequence[int],
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-) -> Tensor:
+def _forward(*given: Any) -> Tensor:
+    call = Call(*given)
+    u, resets = call.u, call.resets
     with torch.no_grad(), full_precision(u.device):
-        dynamics, packed, h0 = _prepared(name, sizes, u, dt, h0, params)
+        dynamics, packed, h0 = call.prepared()
         out = torch.empty(*u.shape[:2], *dynamics.state_shape, dtype=h0.dtype, device=u.device)
         for rows in groups(u, h0[:1].numel()):
             local = None if resets is None else resets[rows]
@@ -117,115 +138,82 @@ def _forward(
     return out
 
 
-def _backward(
-    name: str,
-    sizes: Sequence[int],
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-    states: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    with torch.no_grad(), full_precision(u.device):
-        dynamics, packed, start = _prepared(name, sizes, u, dt, h0, params)
-        if u.shape[1] == 0:
-            gaps = u.new_zeros(0) if dt is None else torch.zeros_like(dt)
-            zeros = [torch.zeros_like(p) for p in params]
-            return torch.zeros_like(u), gaps, torch.zeros_like(start), zeros
-        problem = Problem(lambda _: dynamics, lambda *_: states, resets)
-        packed_bar, h0_bar, bars = first_order(problem, dynamics, states, packed, start, grad)
-    u_bar, dt_bar = _apart(packed_bar, u, dt)
-    weights = [
-        torch.zeros_like(p) if g is None else g.to(p.dtype)
-        for g, p in zip(bars, params, strict=True)
-    ]
-    return u_bar, u.new_zeros(0) if dt_bar is None else dt_bar, h0_bar, weights
+def _empty(*given: Any) -> Tensor:
+    call = Call(*given)
+    shape = call.spec.state_shape(call.named_sizes)
+    return call.u.new_empty(*call.u.shape[:2], *shape, dtype=call.state)
 
 
-def _apart(bar: Tensor, u: Tensor, dt: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Cotangents of drives and of time gaps, from those of both packed."""
-    if dt is None:
-        return bar.to(u.dtype), None
-    return bar[..., :-1].to(u.dtype).contiguous(), bar[..., -1].to(dt.dtype).contiguous()
-
-
-def _empty(name: str, sizes: Sequence[int], u: Tensor, *_: Any) -> Tensor:
-    spec = spec_of(name)
-    shape = spec.state_shape(dict(zip(spec.axes, sizes, strict=True)))
-    return u.new_empty(*u.shape[:2], *shape, dtype=state_dtype(u.dtype))
-
-
-def _empty_back(
-    name: str,
-    sizes: Sequence[int],
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-    states: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    gaps = u.new_empty(0) if dt is None else dt.new_empty(dt.shape)
-    start = states.new_empty(states.shape[0], *states.shape[2:])
-    return u.new_empty(u.shape), gaps, start, [p.new_empty(p.shape) for p in params]
-
-
-_LIBRARY.impl("linear", _forward, "CompositeExplicitAutograd")
-_LIBRARY.impl("linear_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("pararnn::linear", _empty, lib=_LIBRARY)
-torch.library.register_fake("pararnn::linear_backward", _empty_back, lib=_LIBRARY)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    name, sizes, u, dt, h0, resets, params = inputs
-    ctx.name, ctx.sizes, ctx.count = name, sizes, len(params)
-    ctx.save_for_backward(u, dt, h0, resets, output, *params)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    u, dt, h0, resets, states, *params = ctx.saved_tensors
+def _gradients(
+    arguments: Sequence[Any],
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs: dict[str, bool],
+) -> dict[str, Any]:
+    call, (states,), (grad,) = Call(*arguments), kept, grads
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        found = _twice(ctx.name, ctx.sizes, u, dt, h0, resets, params, states, grad)
-    else:
-        found = torch.ops.pararnn.linear_backward(
-            ctx.name, ctx.sizes, u, dt, h0, resets, params, states, grad
+        dynamics, packed, start = call.prepared()
+        problem = Problem(call.make, lambda *_: states, call.resets)
+        found = differentiable_gradients(
+            problem, dynamics, states, packed, start, cast(Tensor, grad), tuple(call.params)
         )
-    u_bar, dt_bar, h0_bar, bars = found
-    gaps = None if dt is None else dt_bar
-    start = None if h0 is None else h0_bar.to(h0.dtype)
-    return None, None, u_bar, gaps, start, None, list(bars)
+        bars = call.cotangents(*found)
+    else:
+        bars = linear_backward(*call, states, grad)
+    u_bar, dt_bar, h0_bar, weights = bars
+    return {
+        "u": u_bar,
+        "dt": None if call.dt is None else dt_bar,
+        "h0": None if call.h0 is None else h0_bar,
+        "params": list(weights),
+    }
 
 
-def _twice(
-    name: str,
-    sizes: Sequence[int],
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-    states: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor | None, Tensor, list[Tensor | None]]:
-    """Gradients that can be differentiated again."""
-    dynamics, packed, start = _prepared(name, sizes, u, dt, h0, params)
+linear = Operator(
+    f"linear({_CALL}) -> Tensor",
+    _forward,
+    _empty,
+    keys=("CompositeExplicitAutograd",),
+    gradients=_gradients,
+    kept=(0,),
+)
 
-    def make(values: Sequence[Tensor]) -> SpecDynamics:
-        return SpecDynamics(dynamics.spec, dynamics.sizes, values, dynamics.dtype)
 
-    problem = Problem(make, lambda *_: states, resets)
-    packed_bar, h0_bar, bars = differentiable_gradients(
-        problem, dynamics, states, packed, start, grad, tuple(params)
+def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    *arguments, states, grad = given
+    call = Call(*arguments)
+    with torch.no_grad(), full_precision(call.u.device):
+        if call.u.shape[1] == 0:
+            u_bar, dt_bar, h0_bar, bars = _empty_back(*given)
+            return u_bar, dt_bar.zero_(), h0_bar.zero_(), [g.zero_() for g in bars]
+        dynamics, packed, start = call.prepared()
+        problem = Problem(call.make, lambda *_: states, call.resets)
+        found = first_order(problem, dynamics, states, packed, start, grad)
+        u_bar, gaps, h0_bar, weights = call.cotangents(*found)
+    dt_bar = call.u.new_zeros(0) if gaps is None else gaps
+    bars = [
+        torch.zeros_like(p) if g is None else g for g, p in zip(weights, call.params, strict=True)
+    ]
+    return u_bar, dt_bar, h0_bar, bars
+
+
+def _empty_back(*given: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    call, states = Call(*given[:-2]), given[-2]
+    like = states if call.h0 is None else call.h0
+    return (
+        call.u.new_empty(call.u.shape),
+        call.u.new_empty(0) if call.dt is None else call.dt.new_empty(call.dt.shape),
+        like.new_empty(states.shape[0], *states.shape[2:]),
+        [p.new_empty(p.shape) for p in call.params],
     )
-    u_bar, dt_bar = _apart(packed_bar, u, dt)
-    weights = [None if g is None else g.to(p.dtype) for g, p in zip(bars, params, strict=True)]
-    return u_bar, dt_bar, h0_bar, weights
 
 
-torch.library.register_autograd("pararnn::linear", _gradients, setup_context=_setup, lib=_LIBRARY)
+linear_backward = Operator(
+    f"linear_backward({_CALL}, Tensor states, Tensor grad) -> (Tensor, Tensor, Tensor, Tensor[])",
+    _backward,
+    _empty_back,
+    keys=("CompositeExplicitAutograd",),
+)
 
 
 def _mapped(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -243,15 +231,14 @@ def _mapped(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int
     if any(d is not None for d in dims[6]):
         weights = [front(p, d) for p, d in zip(params, dims[6], strict=True)]
         each = [
-            torch.ops.pararnn.linear(
+            linear(
                 name, sizes, *(None if v is None else v[i] for v in spread), [p[i] for p in weights]
             )
             for i in range(count)
         ]
         return torch.stack(each), 0
     folded = [None if v is None else v.flatten(0, 1) for v in spread]
-    states = torch.ops.pararnn.linear(name, sizes, *folded, params)
-    return states.unflatten(0, (count, -1)), 0
+    return linear(name, sizes, *folded, params).unflatten(0, (count, -1)), 0
 
 
-torch.library.register_vmap("pararnn::linear", _mapped, lib=_LIBRARY)
+torch.library.register_vmap(linear.name, _mapped, lib=LIBRARY)

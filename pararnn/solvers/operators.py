@@ -12,22 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._checks import state_dtype
+from .._operators import Operator
 from ..kernels.plan import Plan, plan
-from ..kernels.support import channels, on_device_of, processors
+from ..kernels.support import channels, launcher, on_device_of, processors
 from ..spec import Spec
 from .dynamics import SpecDynamics, pack
 from .implicit import Problem, differentiable_gradients
 
-Settings = tuple[int, int, int, float]
-"""Chunk length, warm-up, corrections and tolerance, as the operators take them."""
+Report = tuple[Tensor, Plan]
 _SPECS: dict[str, Spec] = {}
-_REPORTS: list[list[tuple[Tensor, Plan]]] = []
+_REPORTS: ContextVar[list[Report] | None] = ContextVar("reports", default=None)
 
 
 def register(spec: Spec) -> str:
@@ -42,27 +43,23 @@ def spec_of(name: str) -> Spec:
 
 
 @contextmanager
-def reports() -> Iterator[list[tuple[Tensor, Plan]]]:
-    """Collect the mismatches and the plan of the solves that run inside."""
-    found: list[tuple[Tensor, Plan]] = []
-    _REPORTS.append(found)
+def reports() -> Iterator[list[Report]]:
+    """Collect the mismatches and the plan of the solves that run inside, in this thread."""
+    found: list[Report] = []
+    outer = _REPORTS.set(found)
     try:
         yield found
     finally:
-        _REPORTS.pop()
+        _REPORTS.reset(outer)
 
 
-_LIBRARY = torch.library.Library("pararnn", "DEF")
-_SETTINGS = "int length, int warmup, int corrections, float tol"
-_LIBRARY.define(
-    "channelwise(str spec, Tensor u, Tensor? dt, Tensor? h0, Tensor? resets, Tensor[] params, "
-    f"{_SETTINGS}) -> (Tensor, Tensor, Tensor)"
-)
-_LIBRARY.define(
-    "channelwise_backward(str spec, Tensor u, Tensor? dt, Tensor? h0, Tensor? resets, "
-    "Tensor[] params, Tensor last, Tensor others, Tensor? grad, Tensor? rest, Tensor? final, "
-    f"bool dt_grad, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor)"
-)
+class Settings(NamedTuple):
+    """How to cut a sequence, as the operators are told."""
+
+    length: int
+    warmup: int
+    corrections: int
+    tol: float
 
 
 def planned(spec: Spec, u: Tensor, settings: Settings, backward: bool) -> Plan:
@@ -82,67 +79,71 @@ def planned(spec: Spec, u: Tensor, settings: Settings, backward: bool) -> Plan:
     )
 
 
-def _forward(
-    name: str,
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-    *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    from ..kernels import launch
+class Call(NamedTuple):
+    """Arguments of ``pararnn::channelwise``, and the first ones of its backward pass."""
 
-    spec = _SPECS[name]
-    chosen = planned(spec, u, settings, backward=False)
-    if u.numel() == 0:
-        last, others, final = _empty(name, u)
-        final, miss = final.zero_() if h0 is None else final.copy_(h0), u.new_empty(0)
+    name: str
+    u: Tensor
+    dt: Tensor | None
+    h0: Tensor | None
+    resets: Tensor | None
+    params: Sequence[Tensor]
+    length: int
+    warmup: int
+    corrections: int
+    tol: float
+
+    @property
+    def spec(self) -> Spec:
+        return _SPECS[self.name]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Samples, steps, slots and channels."""
+        return self.u.shape[0], self.u.shape[1], len(self.spec.slots), channels(self.spec, self.u)
+
+    @property
+    def state(self) -> torch.dtype:
+        """Dtype of states."""
+        return state_dtype(self.u.dtype)
+
+    def planned(self, backward: bool) -> Plan:
+        return planned(self.spec, self.u, Settings(*self[6:]), backward)
+
+    def problem(self) -> Any:
+        """The same, as the kernels are launched with it."""
+        return launcher().Problem(
+            self.spec, self.u, tuple(self.params), self.dt, self.h0, self.resets
+        )
+
+
+_CALL = (
+    "str spec, Tensor u, Tensor? dt, Tensor? h0, Tensor? resets, Tensor[] params, "
+    "int length, int warmup, int corrections, float tol"
+)
+
+
+def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, states of the slots that are not in it, and the final state."""
+    call = Call(*given)
+    chosen = call.planned(backward=False)
+    if call.u.numel() == 0:
+        last, others, final = _empty(*given)
+        final = final.zero_() if call.h0 is None else final.copy_(call.h0)
+        miss = call.u.new_empty(0)
     else:
-        with on_device_of(u):
-            problem = launch.Problem(spec, u, tuple(params), dt, h0, resets)
-            last, others, final, miss = launch.run_forward(problem, chosen)
-    if _REPORTS:
-        _REPORTS[-1].append((miss, chosen))
+        with on_device_of(call.u):
+            last, others, final, miss = launcher().run_forward(call.problem(), chosen)
+    found = _REPORTS.get()
+    if found is not None:
+        found.append((miss, chosen))
     return last, others, final
 
 
-def _backward(
-    name: str,
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-    last: Tensor,
-    others: Tensor,
-    grad: Tensor | None,
-    rest: Tensor | None,
-    final: Tensor | None,
-    dt_grad: bool,
-    *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from ..kernels import launch
-
-    spec = _SPECS[name]
-    if u.numel() == 0:
-        out = _empty_back(name, u, dt, h0, resets, params, last, others, grad, rest, final, dt_grad)
-        for t in out:
-            t.zero_()
-        return (*out[:2], out[2] if final is None else final.clone(), out[3])
-    with on_device_of(u):
-        chosen = planned(spec, u, settings, backward=True)
-        problem = launch.Problem(spec, u, tuple(params), dt, h0, resets)
-        (u_bar,), dt_bar, h0_bar, w_bar = launch.run_adjoint(
-            problem, chosen, last, others, grad, rest, final, dt_grad=dt_grad
-        )
-        return u_bar, dt_bar, h0_bar, w_bar
-
-
-def _empty(name: str, u: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    spec = _SPECS[name]
-    (B, T, _), D, S = u.shape, channels(spec, u), len(spec.slots)
-    state, shown = state_dtype(u.dtype), S if spec.output == "all" else 1
+def _empty(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call = Call(*given)
+    (B, T, S, D), u, state = call.sizes, call.u, call.state
+    shown = S if call.spec.output == "all" else 1
     return (
         u.new_empty(B, T, shown * D),
         u.new_empty(B, T, S - shown, D, dtype=state),
@@ -150,104 +151,46 @@ def _empty(name: str, u: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]
     )
 
 
-def _empty_back(
-    name: str,
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
-    last: Tensor,
-    others: Tensor,
-    grad: Tensor | None,
-    rest: Tensor | None,
-    final: Tensor | None,
-    dt_grad: bool,
-    *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    spec = _SPECS[name]
-    (B, T, width), D, S = u.shape, channels(spec, u), len(spec.slots)
-    state = state_dtype(u.dtype)
-    return (
-        u.new_empty(B, T, width),
-        u.new_empty(B if dt_grad else 0, T, D, dtype=state),
-        u.new_empty(B, S, D, dtype=state),
-        u.new_empty(len(params), D, dtype=state),
-    )
-
-
-for _device in ("CUDA", "CPU"):
-    _LIBRARY.impl("channelwise", _forward, _device)
-    _LIBRARY.impl("channelwise_backward", _backward, _device)
-torch.library.register_fake("pararnn::channelwise", _empty, lib=_LIBRARY)
-torch.library.register_fake("pararnn::channelwise_backward", _empty_back, lib=_LIBRARY)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    name, u, dt, h0, resets, params, *settings = inputs
-    last, others, _ = output
-    ctx.set_materialize_grads(False)
-    ctx.name, ctx.settings, ctx.count = name, settings, len(params)
-    ctx.save_for_backward(u, dt, h0, resets, last, others, *params)
-
-
 def _gradients(
-    ctx: Any, grad: Tensor | None, rest: Tensor | None, final: Tensor | None
-) -> tuple[Any, ...]:
-    u, dt, h0, resets, last, others, *params = ctx.saved_tensors
-    nothing = (None,) * len(ctx.settings)
-    if rest is not None and others.shape[2] == 0:
+    arguments: Sequence[Any],
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs: dict[str, bool],
+) -> dict[str, Any]:
+    call, (last, others), (grad, rest, final) = Call(*arguments), kept, grads
+    if others.shape[2] == 0:
         rest = None
     if grad is None and rest is None and final is None:
-        return None, None, None, None, None, [None] * ctx.count, *nothing
+        return {}
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        found = _twice(ctx.name, u, dt, h0, resets, params, last, others, grad, rest, final)
-        return None, *found[:3], None, found[3], *nothing
-    dt_grad = dt is not None and ctx.needs_input_grad[2]
-    u_bar, dt_bar, h0_bar, w_bar = torch.ops.pararnn.channelwise_backward(
-        ctx.name,
-        u,
-        dt,
-        h0,
-        resets,
-        params,
-        last,
-        others,
-        grad,
-        rest,
-        final,
-        dt_grad,
-        *ctx.settings,
+        return _twice(call, last, others, grad, rest, final)
+    dt_grad = call.dt is not None and needs["dt"]
+    u_bar, dt_bar, h0_bar, w_bar = channelwise_backward(
+        *call, last, others, grad, rest, final, dt_grad
     )
     bars = [
         (w if p.ndim else w.sum()).to(p.dtype).reshape(p.shape)
-        for w, p in zip(w_bar.unbind(0), params, strict=True)
+        for w, p in zip(w_bar.unbind(0), call.params, strict=True)
     ]
-    gaps = dt_bar.sum(-1).to(dt.dtype) if dt_grad else None
-    return None, u_bar, gaps, None if h0 is None else h0_bar, None, bars, *nothing
-
-
-torch.library.register_autograd(
-    "pararnn::channelwise", _gradients, setup_context=_setup, lib=_LIBRARY
-)
+    return {
+        "u": u_bar,
+        "dt": dt_bar.sum(-1).to(call.dt.dtype) if call.dt is not None and dt_grad else None,
+        "h0": None if call.h0 is None else h0_bar,
+        "params": bars,
+    }
 
 
 def _twice(
-    name: str,
-    u: Tensor,
-    dt: Tensor | None,
-    h0: Tensor | None,
-    resets: Tensor | None,
-    params: Sequence[Tensor],
+    call: Call,
     last: Tensor,
     others: Tensor,
     grad: Tensor | None,
     rest: Tensor | None,
     final: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor | None]]:
+) -> dict[str, Any]:
     """Gradients that can be differentiated again, by eager operations."""
-    spec, state = _SPECS[name], state_dtype(u.dtype)
-    S, D = len(spec.slots), channels(spec, u)
+    spec, u, dt, state = call.spec, call.u, call.dt, call.state
+    _, _, S, D = call.sizes
     packed = u if dt is None else pack(u, dt)
 
     def stacked(front: Tensor | None, back: Tensor | None) -> Tensor:
@@ -262,32 +205,70 @@ def _twice(
     if final is not None:
         end = final.squeeze(1) if S == 1 else final
         g = torch.cat([g[:, :-1], (g[:, -1] + end).unsqueeze(1)], 1)
-    start = last.new_zeros(last.shape[0], S, D, dtype=state) if h0 is None else h0
+    start = last.new_zeros(last.shape[0], S, D, dtype=state) if call.h0 is None else call.h0
     start = start.squeeze(1) if S == 1 else start
 
     def make(values: tuple[Tensor, ...]) -> SpecDynamics:
         return SpecDynamics(spec, {spec.axes[0]: D}, values, state)
 
-    problem = Problem(make, lambda *_: g, resets)
+    problem, params = Problem(make, lambda *_: g, call.resets), tuple(call.params)
     packed_bar, start_bar, bars = differentiable_gradients(
-        problem, make(tuple(params)), stacked(others, last), packed, start, g, tuple(params)
+        problem, make(params), stacked(others, last), packed, start, g, params
     )
-    u_bar = packed_bar[..., : u.shape[-1]].to(u.dtype)
-    dt_bar = None if dt is None else packed_bar[..., -1].to(dt.dtype)
-    h0_bar = None if h0 is None else (start_bar.unsqueeze(1) if S == 1 else start_bar)
+    return {
+        "u": packed_bar[..., : u.shape[-1]].to(u.dtype),
+        "dt": None if dt is None else packed_bar[..., -1].to(dt.dtype),
+        "h0": None if call.h0 is None else (start_bar.unsqueeze(1) if S == 1 else start_bar),
+        "params": [b if b is None else b.to(p.dtype) for b, p in zip(bars, params, strict=True)],
+    }
+
+
+channelwise = Operator(
+    f"channelwise({_CALL}) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _empty,
+    gradients=_gradients,
+    kept=(0, 1),
+)
+
+
+def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cotangents of the drives, of the time gaps by channel, of the start and of the parameters by
+    channel."""
+    call, (last, others, grad, rest, final, dt_grad) = Call(*given[:10]), given[10:]
+    if call.u.numel() == 0:
+        u_bar, dt_bar, h0_bar, w_bar = (t.zero_() for t in _empty_back(*given))
+        return u_bar, dt_bar, h0_bar if final is None else final.clone(), w_bar
+    with on_device_of(call.u):
+        (u_bar,), dt_bar, h0_bar, w_bar = launcher().run_adjoint(
+            call.problem(),
+            call.planned(backward=True),
+            last,
+            others,
+            grad,
+            rest,
+            final,
+            dt_grad=dt_grad,
+        )
+    return u_bar, dt_bar, h0_bar, w_bar
+
+
+def _empty_back(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    call, dt_grad = Call(*given[:10]), given[-1]
+    (B, T, S, D), u, state = call.sizes, call.u, call.state
     return (
-        u_bar,
-        dt_bar,
-        h0_bar,
-        [b if b is None else b.to(p.dtype) for b, p in zip(bars, params, strict=True)],
+        u.new_empty(u.shape),
+        u.new_empty(B if dt_grad else 0, T, D, dtype=state),
+        u.new_empty(B, S, D, dtype=state),
+        u.new_empty(len(call.params), D, dtype=state),
     )
 
 
-# -- one step ----------------------------------------------------------------------------------
-
-_LIBRARY.define(
-    "channelwise_step(str spec, Tensor u, Tensor? dt, Tensor h, Tensor[] params, Tensor(a!) out)"
-    " -> ()"
+channelwise_backward = Operator(
+    f"channelwise_backward({_CALL}, Tensor last, Tensor others, Tensor? grad, Tensor? rest, "
+    "Tensor? final, bool dt_grad) -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _empty_back,
 )
 
 
@@ -299,13 +280,16 @@ def _step(
     params: Sequence[Tensor],
     out: Tensor,
 ) -> None:
-    from ..kernels import launch
-
     if out.numel():
         with on_device_of(u):
-            launch.run_decode(_SPECS[name], u, dt, h, tuple(params), out)
+            launcher().run_decode(_SPECS[name], u, dt, h, tuple(params), out)
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
 
 
-for _device in ("CUDA", "CPU"):
-    _LIBRARY.impl("channelwise_step", _step, _device)
-torch.library.register_fake("pararnn::channelwise_step", lambda *_: None, lib=_LIBRARY)
+channelwise_step = Operator(
+    "channelwise_step(str spec, Tensor u, Tensor? dt, Tensor h, Tensor[] params, Tensor(a!) out)"
+    " -> ()",
+    _step,
+    lambda *_: None,
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import _checks as checks
 from .config import BACKENDS
 from .fused import TRANSFORMED, unfit
+from .operators import channelwise_step
 from .task import has_spec
 
 
@@ -86,7 +87,7 @@ def decode(
     start = h.contiguous().view(shape)
     u = u.reshape(start.shape[0], u.shape[-1])
     dt = None if dt is None else dt.reshape(-1)
-    torch.ops.pararnn.channelwise_step(cell.kernel, u, dt, start, params, target.view(shape))
+    channelwise_step(cell.kernel, u, dt, start, params, target.view(shape))
     return target
 
 

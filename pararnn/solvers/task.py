@@ -112,11 +112,10 @@ def prepare(
             f"add a batch dimension with {name}.unsqueeze(0)."
         )
     if has_spec(cell):
-        width = cell.spec.packed_width(cell.sizes)
+        weight, width = cell.in_proj.weight, cell.in_proj.out_features
         u = cell.drives(x) if x is not None else checks.trailing("drives", source, (width,))
-        params = cell.recurrent_params()
-        device, param_dtype = cell.in_proj.weight.device, cell.in_proj.weight.dtype
-        if u.dtype != param_dtype and not torch.is_autocast_enabled(device.type):
+        params, device, param_dtype = cell.recurrent_params(), weight.device, weight.dtype
+        if u.dtype != param_dtype and checks.autocast_dtype(device) is None:
             raise TypeError(
                 f"drives: got dtype {u.dtype}, expected {param_dtype} as the cell's parameters; "
                 "convert one of them with .to(...)."

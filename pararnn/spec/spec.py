@@ -523,7 +523,7 @@ class Spec:
 
     def _label_drives(self) -> None:
         """Give each of several drives weights of its own name: ``u, v`` → ``W_u x + b_u``, …"""
-        if len(self.projected) > 1:
+        if sum(not d.given for d in self.drive_list) > 1:
             self.drive_list = tuple(
                 d
                 if "_" in d.name or d.given
@@ -602,7 +602,7 @@ class Spec:
         shape = tuple(sizes[a] for a in self.axes)
         return shape if len(self.slots) == 1 else (len(self.slots), *shape)
 
-    @property
+    @cached_property
     def projected(self) -> tuple[Drive, ...]:
         """The drives that the input projection produces: all but a time gap."""
         return tuple(d for d in self.drive_list if not d.given)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # for `conformance`; behind an installed pararnn, if there is one
 
-from conformance.conftest import subject  # noqa: E402
+from conformance.conftest import subjects  # noqa: E402
 
 BROKEN = """
 import torch
@@ -106,7 +106,28 @@ def test_wrong_cell_is_explained(
     (tmp_path / "own_cells.py").write_text(BROKEN, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(pytest.UsageError, match=expected):
-        subject(cell)
+        subjects(cell)
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("MinGRU", ["MinGRU[plain]", "MinGRU[decay]"]),
+        ("min_gru", ["MinGRU[plain]", "MinGRU[decay]"]),
+        ("MinGRU[decay]", ["MinGRU[decay]"]),
+        ("ParaLSTM", ["ParaLSTM"]),
+        ("drm", ["DRM"]),
+    ],
+)
+def test_a_bare_name_is_all_forms_of_a_cell(cell: str, expected: list[str]) -> None:
+    assert [s.name for s in subjects(cell)] == expected
+
+
+def test_a_form_that_is_named_twice_is_checked_once(tmp_path: Path) -> None:
+    both = ["--cell=MinGRU", "--cell=MinGRU[decay]", "-k", "c34_", "--collect-only"]
+    done = conformance(tmp_path, *both)
+    assert done.stdout.count("MinGRU[decay]") == 1, done.stdout + done.stderr
+    assert done.stdout.count("MinGRU[plain]") == 1
 
 
 def test_the_drm_has_clauses_of_its_own(tmp_path: Path) -> None:
@@ -128,4 +149,4 @@ def test_dtype_that_was_not_asked_for_is_skipped(tmp_path: Path) -> None:
 
 
 def test_the_drm_in_small_letters() -> None:
-    assert subject("drm").about == subject("DRM").about == "DRM"
+    assert [s.about for s in (*subjects("drm"), *subjects("DRM"))] == ["DRM", "DRM"]

@@ -20,6 +20,7 @@ from pararnn import (
     solve,
 )
 from pararnn.kernels import channelwise, missing, source
+from pararnn.kernels.support import installed
 from pararnn.spec import tanh
 
 CELLS = ("ParaGRU[diag]", "ParaLSTM", "ParaSLSTM[sigmoid]", "ParaCfC[published]", "ParaNLRU")
@@ -466,7 +467,9 @@ def test_missing_says_what_is_missing(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert missing(cpu) is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    installed.cache_clear()
     assert "pip install 'pararnn[gpu]'" in missing(cuda)
+    installed.cache_clear()
 
 
 def test_the_cpu_is_refused_without_the_interpreter(monkeypatch):
@@ -520,6 +523,47 @@ def test_fake_outputs_are_like_real_ones(kit):
             fake = torch.ops.pararnn.channelwise(*args)
         for a, b in zip(real, fake, strict=True):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+def test_a_dispatch_mode_sees_the_operators_and_nothing_changes(kit):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    p, seen = problem(kit, "ParaLSTM"), []
+    leaves = [p.u, *(v for v in p.given.values() if v.requires_grad)]
+    leaves += [q for n, q in p.cell.named_parameters() if "in_proj" not in n]
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "pararnn":
+                seen.append(func._opname)
+            return func(*args, **(kwargs or {}))
+
+    def run():
+        s = p.solve(TWO)
+        total = s.output.square().sum() + s.final_state.sum()
+        return s, torch.autograd.grad(total, leaves)
+
+    plain, want = run()
+    assert seen == []
+    with Mode():
+        s, found = run()
+    assert seen == ["channelwise", "channelwise_backward"]
+    assert torch.equal(s.output, plain.output)
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert s.residual_history == plain.residual_history
+
+
+@torch.no_grad()
+def test_a_step_in_place_counts_as_a_write(kit):
+    cell = ParaGRU(2, 3).to(kit.DEVICE)
+    h = torch.zeros(2, 3, device=kit.DEVICE)
+    x = torch.randn(2, 2, device=kit.DEVICE)
+    for count in (1, 2):
+        pararnn.decode(cell, x, h, out=h, backend="fused")
+        assert h._version == count
+    with torch.inference_mode():
+        h = torch.zeros(2, 3, device=kit.DEVICE)
+        assert pararnn.decode(cell, x, h, out=h, backend="fused") is h
 
 
 @pytest.mark.slow

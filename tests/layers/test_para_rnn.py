@@ -15,7 +15,18 @@ from torch.nn.utils.rnn import (
     pad_packed_sequence,
 )
 
-from pararnn import Cell, NewtonConfig, ParaGRU, ParaM2RNN, ParaRNN, sequential_apply
+from pararnn import (
+    Cell,
+    DeltaMinGRU,
+    MinGRU,
+    NewtonConfig,
+    ParaGRU,
+    ParaM2RNN,
+    ParaRNN,
+    SignedMinGRU,
+    sequential_apply,
+)
+from pararnn.cells.mixer import Mixer
 
 LAYERS = {
     "diag": lambda **kw: ParaRNN(ParaGRU(3, 4), **kw),
@@ -36,6 +47,27 @@ def stacked(rnn, x, h0=None):
             states = states[:, :, -1]
         x = states.flatten(2)
     return x, torch.stack(finals)
+
+
+@pytest.mark.parametrize("make", [ParaGRU, SignedMinGRU, MinGRU, DeltaMinGRU])
+def test_autocast_rounds_outputs(make):
+    """By steps, too; a mixer in a layer and by itself. States are not rounded."""
+    torch.manual_seed(0)
+    cell = make(3, 4, n_heads=1) if make is DeltaMinGRU else make(3, 4)
+    rnn, x = ParaRNN(cell), torch.randn(2, 6, 3)
+    want, final = rnn(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, h_n = rnn(x)
+        state, steps = rnn.init_state(2), []
+        for x_t in x.unbind(1):
+            y, state = rnn.step(x_t, state)
+            steps.append(y)
+        if isinstance(cell, Mixer):
+            assert torch.equal(cell(x), output)
+    assert (want.dtype, output.dtype, steps[-1].dtype) == (torch.float32, *[torch.bfloat16] * 2)
+    assert (final.dtype, h_n.dtype, state.dtype) == (torch.float32,) * 3
+    torch.testing.assert_close(output.float(), want, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(torch.stack(steps, 1), output, rtol=0.02, atol=0.02)
 
 
 @layers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -15,7 +17,7 @@ from pararnn.scan import (
     parallel_scan_log,
     prefix_sum,
 )
-from pararnn.scan.wy import assemble
+from pararnn.scan.inputs import Options
 
 F64 = torch.float64
 
@@ -215,11 +217,11 @@ def test_a_registered_kernel_runs_where_it_can(name, monkeypatch):
     def lacks(*values):
         return "it wants one sequence" if values[0].shape[0] > 1 else None
 
-    def run(*args, **options):
-        calls.append((len(args), sorted(options)))
-        if name == "delta":  # its kernel puts chunks together
-            return assemble(*args)
-        return public(*args, **options, backend="eager")
+    def run(*given):
+        *tensors, options = given
+        calls.append(options)
+        asked = {k: v for k, v in vars(options).items() if k in signature(public).parameters}
+        return public(*tensors, **asked, backend="eager")
 
     monkeypatch.setitem(backend._FUSED, public.__name__, backend.Fused(lacks, run))
     many, one = inputs_of(name)[:5], inputs_of(name, batch=1)[:5]
@@ -231,6 +233,8 @@ def test_a_registered_kernel_runs_where_it_can(name, monkeypatch):
     assert not calls
     public(*one)  # on a CPU a kernel runs only where it is asked for
     assert not calls
-    public(*one, backend="fused")
-    assert len(calls) == 1
-    assert "backend" not in calls[0][1]
+    got, end = public(*one, backend="fused", reverse=True, return_state=True)
+    assert calls == [Options(None, reverse=True, return_state=True)]
+    want, final = public(*one, reverse=True, return_state=True)
+    assert torch.equal(got, want)
+    assert torch.equal(end, final)

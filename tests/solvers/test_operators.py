@@ -1,0 +1,141 @@
+"""An operator called plainly, and where something looks into the call."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from pararnn import RotationMinGRU, SignedMinGRU, solve
+from pararnn.solvers.operators import reports
+
+
+class Seen(TorchDispatchMode):
+    """The operators of this package that are called inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "pararnn":
+            self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(params=[SignedMinGRU, RotationMinGRU])
+def problem(request):
+    """A mixer whose gaps, initial state and parameters matter, and its leaves."""
+    torch.manual_seed(3)
+    cell = request.param(3, 6, decay="learnable", dtype=torch.float64)
+    x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
+    h0 = torch.randn(2, *cell.state_shape, dtype=torch.float64, requires_grad=True)
+    dt = torch.rand(2, 9, dtype=torch.float64, requires_grad=True)
+    resets = torch.rand(2, 9) < 0.2
+    leaves = [x, h0, dt, *(p for n, p in cell.named_parameters() if n != "h0")]
+
+    def run():
+        return solve(cell, x, h0=h0, dt=dt, resets=resets).output
+
+    return run, leaves
+
+
+def gradients(run, leaves, **options):
+    torch.manual_seed(5)
+    y = run()
+    return y, torch.autograd.grad(y, leaves, torch.randn_like(y), **options)
+
+
+def test_a_mode_sees_the_operators_and_nothing_changes(problem):
+    run, leaves = problem
+    y, plain = gradients(run, leaves)
+    with Seen() as seen:
+        z, traced = gradients(run, leaves)
+    assert seen.names == ["linear", "linear_backward"]
+    assert torch.equal(y, z)
+    for a, b in zip(plain, traced, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_plain_call_does_without_the_dispatcher(problem, monkeypatch):
+    run, leaves = problem
+    _, want = gradients(run, leaves)
+
+    def refused(*_):
+        raise AssertionError("went through the dispatcher")
+
+    from pararnn.solvers import linear
+
+    for operator in (linear.linear, linear.linear_backward):
+        monkeypatch.setattr(operator, "overload", refused)
+    for a, b in zip(gradients(run, leaves)[1], want, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_second_derivatives_are_the_same_both_ways(problem):
+    run, leaves = problem
+
+    def twice():
+        _, first = gradients(run, leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    plain = twice()
+    with Seen() as seen:
+        traced = twice()
+    assert "linear" in seen.names
+    for a, b in zip(plain, traced, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        assert bool(a.abs().max() > 0)
+
+
+def test_gradients_that_nobody_wants_are_none(problem):
+    run, leaves = problem
+    leaves[2].requires_grad_(False)
+    y, found = gradients(run, [leaves[0], leaves[1]])
+    assert y.requires_grad
+    leaves[2].requires_grad_(True)
+    for a, b in zip(found, gradients(run, leaves)[1], strict=False):
+        assert torch.equal(a, b)
+
+
+def test_checkpoints(problem):
+    run, leaves = problem
+    _, want = gradients(run, leaves)
+    _, found = gradients(
+        lambda: checkpoint(lambda _: run(), leaves[0], use_reentrant=False), leaves
+    )
+    for a, b in zip(found, want, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_meta_tensors_have_shapes_only(problem):
+    cell = SignedMinGRU(3, 6, device="meta")
+    x = torch.empty(2, 9, 3, device="meta", requires_grad=True)
+    y = solve(cell, x).output
+    (bar,) = torch.autograd.grad(y, x, torch.empty_like(y))
+    assert (y.shape, y.device.type, bar.shape) == ((2, 9, 6), "meta", (2, 9, 3))
+
+
+def test_reports_are_of_one_thread():
+    """A solve in another thread, such as one that a checkpoint repeats, reports there."""
+    from pararnn.solvers import operators
+
+    elsewhere = []
+
+    def other():
+        with reports() as found:
+            elsewhere.append(operators._REPORTS.get() is found)
+
+    with reports() as outer:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert elsewhere == [True]
+        assert operators._REPORTS.get() is outer
+        with reports() as inner:
+            assert operators._REPORTS.get() is inner
+        assert operators._REPORTS.get() is outer
+    assert operators._REPORTS.get() is None
