@@ -17,7 +17,7 @@ that underflows, is exact, and has its derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._checks import full_precision, positive, readable
+from .._operators import LIBRARY, Operator
 from .backend import pick
 from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
@@ -231,8 +232,7 @@ def decays(gamma: Tensor) -> tuple[Tensor, Tensor]:
 # -- one node for compilers and exporters ------------------------------------------------------
 
 
-@torch.library.custom_op("pararnn::delta_scan", mutates_args=())
-def _operator(
+def _forward(
     sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
 ) -> tuple[Tensor, Tensor]:
     """:func:`_solved`, of any length, as one operation in a graph."""
@@ -240,16 +240,34 @@ def _operator(
     return y.contiguous(), end.contiguous()
 
 
-@_operator.register_fake
-def _(
+def _empty(
     sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
 ) -> tuple[Tensor, Tensor]:
     batch, length, _, heads, dv = sequences[2].shape
     return start.new_empty(batch, length, heads, dv), start.new_empty(start.shape)
 
 
-@torch.library.custom_op("pararnn::delta_scan_backward", mutates_args=())
-def _operator_backward(
+def _gradients(
+    arguments: Sequence[Any],
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs: dict[str, bool],
+) -> dict[str, Any]:
+    bars = (
+        torch.zeros_like(like) if bar is None else bar
+        for like, bar in zip(_empty(*arguments), grads, strict=True)
+    )
+    *found, first = _backward_operator(*arguments, *bars)
+    return {"sequences": found, "start": first}
+
+
+_CALL = "Tensor[] sequences, Tensor start, Tensor? resets, int most"
+_operator = Operator(
+    f"delta_scan({_CALL}) -> (Tensor, Tensor)", _forward, _empty, gradients=_gradients
+)
+
+
+def _backward(
     sequences: list[Tensor],
     start: Tensor,
     resets: Tensor | None,
@@ -266,34 +284,16 @@ def _operator_backward(
     return [g.contiguous() for g in pull((d_y, d_end))]
 
 
-@_operator_backward.register_fake
-def _(
-    sequences: list[Tensor],
-    start: Tensor,
-    resets: Tensor | None,
-    most: int,
-    d_y: Tensor,
-    d_end: Tensor,
-) -> list[Tensor]:
+def _empty_back(sequences: list[Tensor], start: Tensor, *others: Any) -> list[Tensor]:
     return [g.new_empty(g.shape) for g in (*sequences, start)]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    sequences, start, resets, ctx.most = inputs
-    ctx.save_for_backward(*sequences, start, resets)
+_backward_operator = Operator(
+    f"delta_scan_backward({_CALL}, Tensor d_y, Tensor d_end) -> Tensor[]", _backward, _empty_back
+)
 
 
-def _cotangents(ctx: Any, d_y: Tensor, d_end: Tensor) -> tuple[Any, ...]:
-    *sequences, start, resets = ctx.saved_tensors
-    *found, d_start = _operator_backward(sequences, start, resets, ctx.most, d_y, d_end)
-    return found, d_start, None, None
-
-
-_operator.register_autograd(_cotangents, setup_context=_keep)
-
-
-@_operator.register_vmap
-def _(
+def _mapped(
     info: Any,
     dims: tuple[Any, ...],
     sequences: list[Tensor],
@@ -315,3 +315,6 @@ def _(
     out = _operator(several, folded(start, dims[1]), folded(resets, dims[2]), most)
     y, end = (v.unflatten(0, (info.batch_size, -1)) for v in out)
     return (y, end), (0, 0)
+
+
+torch.library.register_vmap(_operator.name, _mapped, lib=LIBRARY)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._checks import state_dtype
+from .._operators import Operator
 from ..kernels import missing
 from ..kernels.support import on_device_of
 from .backend import Fused, register_fused
@@ -22,68 +23,46 @@ LARGEST = {torch.float32: 128, torch.float64: 64}
 """Rows of a state that a program holds."""
 
 
-@torch.library.custom_op("pararnn::delta_chunks", mutates_args=())
-def delta_chunks(
-    sequences: list[Tensor], start: Tensor, most: int
-) -> tuple[Tensor, Tensor, list[Tensor]]:
+_CALL = "Tensor[] sequences, Tensor start, int most"
+
+
+def _forward(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, ...]:
     """Outputs ``(B, T, H, dv)`` and the final state ``(B, H, dk, dv)``, then what the backward pass
     reads. The arguments are those of :func:`~.delta.in_chunks`."""
     from ..kernels.delta import run_delta
 
     with on_device_of(start):
         y, end, kept = run_delta(sequences, start.flatten(0, 1), most)
-    return y, end.view(start.shape), kept
+    return y, end.view(start.shape), *kept
 
 
-@delta_chunks.register_fake
-def _(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _empty(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, ...]:
     from ..kernels.delta import Chunks
 
     y, *kept = Chunks(sequences, most).outputs()
-    return y.squeeze(2), start.new_empty(start.shape), kept
+    return y.squeeze(2), start.new_empty(start.shape), *kept
 
 
-@torch.library.custom_op("pararnn::delta_chunks_backward", mutates_args=())
-def delta_chunks_backward(
-    sequences: list[Tensor], kept: list[Tensor], most: int, d_y: Tensor, d_end: Tensor
-) -> list[Tensor]:
-    """Cotangents of the sequences and of the first state."""
-    from ..kernels.delta import run_delta_back
-
-    with on_device_of(d_end):
-        found, d_start = run_delta_back(sequences, kept, most, d_y, d_end.flatten(0, 1))
-    return [*found, d_start.view(d_end.shape)]
-
-
-@delta_chunks_backward.register_fake
-def _(
-    sequences: list[Tensor], kept: list[Tensor], most: int, d_y: Tensor, d_end: Tensor
-) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (*sequences, d_end)]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    sequences, start, ctx.most = inputs
-    ctx.count = len(sequences)
-    ctx.save_for_backward(*sequences, start, *output[2])
-    ctx.mark_non_differentiable(*output[2])
-
-
-def _cotangents(ctx: Any, d_y: Tensor, d_end: Tensor, _: Any) -> tuple[Any, ...]:
-    given = ctx.saved_tensors[: ctx.count + 1]
+def _gradients(
+    arguments: Sequence[Any],
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    needs: dict[str, bool],
+) -> dict[str, Any]:
+    sequences, start, most = arguments
+    q, v = sequences[0], sequences[2]
+    d_y, d_end = grads[:2]
+    d_y = v.new_zeros(*q.shape[:2], *v.shape[3:]) if d_y is None else d_y
+    d_end = torch.zeros_like(start) if d_end is None else d_end
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        *found, d_start = _differentiable(given, ctx.most, (d_y, d_end))
+        *bars, first = _twice([*sequences, start], most, (d_y, d_end))
     else:
-        kept = ctx.saved_tensors[ctx.count + 1 :]
-        *found, d_start = delta_chunks_backward(given[:-1], kept, ctx.most, d_y, d_end)
-    return found, d_start, None
+        *bars, first = delta_backward(sequences, list(kept), most, d_y, d_end)
+    return {"sequences": bars, "start": first}
 
 
-delta_chunks.register_autograd(_cotangents, setup_context=_keep)
-
-
-def _differentiable(
-    inputs: Sequence[Tensor], most: int, bars: tuple[Tensor, Tensor]
+def _twice(
+    inputs: list[Tensor], most: int, bars: tuple[Tensor, Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Cotangents that can be differentiated again."""
     # Views, because an input may be made from another one, whose derivative is not asked for here.
@@ -94,11 +73,45 @@ def _differentiable(
     return tuple(next(grads) if x.requires_grad else None for x in views)
 
 
+delta_chunks = Operator(
+    f"delta_chunks({_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _empty,
+    gradients=_gradients,
+    kept=(2, 3, 4, 5),
+)
+
+
+def _backward(
+    sequences: list[Tensor], kept: list[Tensor], most: int, d_y: Tensor, d_end: Tensor
+) -> list[Tensor]:
+    """Cotangents of the sequences and of the first state."""
+    from ..kernels.delta import run_delta_back
+
+    with on_device_of(d_end):
+        found, first = run_delta_back(sequences, kept, most, d_y, d_end.flatten(0, 1))
+    return [*found, first.view(d_end.shape)]
+
+
+def _empty_back(
+    sequences: list[Tensor], kept: list[Tensor], most: int, d_y: Tensor, d_end: Tensor
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (*sequences, d_end)]
+
+
+delta_backward = Operator(
+    "delta_chunks_backward(Tensor[] sequences, Tensor[] kept, int most, Tensor d_y, Tensor d_end) "
+    "-> Tensor[]",
+    _backward,
+    _empty_back,
+)
+
+
 def fused_chunks(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """:func:`~.delta.in_chunks`, by kernels."""
     if start.numel() == 0:
         return in_chunks(sequences, start, most)
-    y, end, _ = delta_chunks(sequences, start, most)
+    y, end, *_ = delta_chunks(sequences, start, most)
     return y, end
 
 

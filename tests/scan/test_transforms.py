@@ -209,7 +209,7 @@ def test_a_missing_kernel_is_an_error(name, monkeypatch):
     assert torch.equal(first(public(*given, backend="eager")), first(public(*given)))
 
 
-@pytest.mark.parametrize("name", [name for name in SCANS if name != "delta"])
+@pytest.mark.parametrize("name", [n for n in SCANS if n not in ("delta", "sums")])  # no options
 def test_a_registered_kernel_runs_where_it_can(name, monkeypatch):
     public = SCANS[name]
     calls = []
