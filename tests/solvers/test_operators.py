@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -73,6 +74,23 @@ def test_a_plain_call_does_without_the_dispatcher(problem, monkeypatch):
         monkeypatch.setattr(operator, "overload", refused)
     for a, b in zip(gradients(run, leaves)[1], want, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_a_traced_graph_holds_the_operators(mode):
+    cell = SignedMinGRU(3, 6)
+
+    def traced(x):
+        return torch.autograd.grad(solve(cell, x).output.sum(), cell.in_proj.weight)[0]
+
+    x = torch.randn(2, 9, 3)
+    graph = make_fx(traced, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+    names = [str(node.target) for node in graph.graph.nodes]
+    assert [n for n in names if "pararnn" in n] == [
+        "pararnn.linear.default",
+        "pararnn.linear_backward.default",
+    ]
+    torch.testing.assert_close(graph(x), traced(x), rtol=0, atol=0)
 
 
 def test_second_derivatives_are_the_same_both_ways(problem):
