@@ -39,8 +39,8 @@ def problem(request):
     resets = torch.rand(2, 9) < 0.2
     leaves = [x, h0, dt, *(p for n, p in cell.named_parameters() if n != "h0")]
 
-    def run():
-        return solve(cell, x, h0=h0, dt=dt, resets=resets).output
+    def run(**options):
+        return solve(cell, x, h0=h0, dt=dt, resets=resets, **options).output
 
     return run, leaves
 
@@ -49,6 +49,16 @@ def gradients(run, leaves, **options):
     torch.manual_seed(5)
     y = run()
     return y, torch.autograd.grad(y, leaves, torch.randn_like(y), **options)
+
+
+def test_gradients_are_those_of_the_loop(problem):
+    run, leaves = problem
+    y, found = gradients(run, leaves)
+    z, want = gradients(lambda: run(method="sequential"), leaves)
+    torch.testing.assert_close(y, z, rtol=1e-12, atol=1e-12)
+    for a, b in zip(found, want, strict=True):
+        assert bool(b.abs().max() > 0)
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_a_mode_sees_the_operators_and_nothing_changes(problem):
