@@ -6,6 +6,8 @@ import threading
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -37,8 +39,8 @@ def problem(request):
     resets = torch.rand(2, 9) < 0.2
     leaves = [x, h0, dt, *(p for n, p in cell.named_parameters() if n != "h0")]
 
-    def run():
-        return solve(cell, x, h0=h0, dt=dt, resets=resets).output
+    def run(**options):
+        return solve(cell, x, h0=h0, dt=dt, resets=resets, **options).output
 
     return run, leaves
 
@@ -47,6 +49,16 @@ def gradients(run, leaves, **options):
     torch.manual_seed(5)
     y = run()
     return y, torch.autograd.grad(y, leaves, torch.randn_like(y), **options)
+
+
+def test_gradients_are_those_of_the_loop(problem):
+    run, leaves = problem
+    y, found = gradients(run, leaves)
+    z, want = gradients(lambda: run(method="sequential"), leaves)
+    torch.testing.assert_close(y, z, rtol=1e-12, atol=1e-12)
+    for a, b in zip(found, want, strict=True):
+        assert bool(b.abs().max() > 0)
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_a_mode_sees_the_operators_and_nothing_changes(problem):
@@ -73,6 +85,23 @@ def test_a_plain_call_does_without_the_dispatcher(problem, monkeypatch):
         monkeypatch.setattr(operator, "overload", refused)
     for a, b in zip(gradients(run, leaves)[1], want, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_a_traced_graph_holds_the_operators(mode):
+    cell = SignedMinGRU(3, 6)
+
+    def traced(x):
+        return torch.autograd.grad(solve(cell, x).output.sum(), cell.in_proj.weight)[0]
+
+    x = torch.randn(2, 9, 3)
+    graph = make_fx(traced, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+    names = [str(node.target) for node in graph.graph.nodes]
+    assert [n for n in names if "pararnn" in n] == [
+        "pararnn.linear.default",
+        "pararnn.linear_backward.default",
+    ]
+    torch.testing.assert_close(graph(x), traced(x), rtol=0, atol=0)
 
 
 def test_second_derivatives_are_the_same_both_ways(problem):
@@ -111,12 +140,17 @@ def test_checkpoints(problem):
         assert torch.equal(a, b)
 
 
-def test_meta_tensors_have_shapes_only(problem):
-    cell = SignedMinGRU(3, 6, device="meta")
-    x = torch.empty(2, 9, 3, device="meta", requires_grad=True)
-    y = solve(cell, x).output
-    (bar,) = torch.autograd.grad(y, x, torch.empty_like(y))
-    assert (y.shape, y.device.type, bar.shape) == ((2, 9, 6), "meta", (2, 9, 3))
+def test_tensors_without_numbers_go_to_the_dispatcher(monkeypatch):
+    from pararnn.solvers import linear
+
+    for operator in (linear.linear, linear.linear_backward):
+        monkeypatch.setattr(operator, "forward", None)
+    fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(torch.empty(2, 9, 3))
+    for x in (torch.empty(2, 9, 3, device="meta"), fake):
+        cell = SignedMinGRU(3, 6, device=x.device)
+        y = solve(cell, x.requires_grad_()).output
+        (bar,) = torch.autograd.grad(y, x, torch.empty_like(y))
+        assert (y.shape, type(y), y.device, bar.shape) == ((2, 9, 6), type(x), x.device, x.shape)
 
 
 def test_reports_are_of_one_thread():
