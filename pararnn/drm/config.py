@@ -132,6 +132,10 @@ class DRMConfig:
     block_carry
         The start of the next block: ``'base'``, ``z̃`` at the end (section 7), or ``'final'``, the
         state with mixer, residual and memory.
+    recurrent_corrections
+        Whether mixer, token residual, memory and refinement act on the states of the recurrent and
+        the parallel path too. If not, they are there, unused, as in the published system, which has
+        them on the block path only.
     mixer, mixer_hidden, mixer_kernel, mixer_layers, mixer_dilation_growth, mixer_scale
         The causal convolution of section 7.
     token_residual, token_residual_scale
@@ -157,8 +161,8 @@ class DRMConfig:
         If a name is unknown, or a value of another type.
     ValueError
         If a value is out of its range, or two do not go together, or one would do nothing; but
-        ``block_carry`` and ``memory_start``, switches of the published system, may be set in any
-        model.
+        ``block_carry``, ``memory_start`` and ``recurrent_corrections``, switches of the published
+        system, may be set in any model.
     """
 
     vocab_size: int = 256
@@ -200,6 +204,7 @@ class DRMConfig:
     bound_increments: bool = False
     bound_corrections: bool = False
     block_carry: str = "base"
+    recurrent_corrections: bool = True
     mixer: bool = False
     mixer_hidden: int = 256
     mixer_kernel: int = 8
@@ -288,7 +293,7 @@ class DRMConfig:
             plain["flow_steps"] = 1
         if self.path == "parallel":
             plain |= {"geometry_interval": 1, "truncation": 0}
-        if self.path != "block":
+        if self.path != "block" and self.corrected:
             plain["refinement_layers"] = 0
             if self.mixer or self.token_residual or self.memory:
                 plain["block_carry"] = "base"
@@ -299,6 +304,11 @@ class DRMConfig:
             raise ValueError(
                 f"{got} with path={self.path!r}, {_PATHS[self.path]}; use {fix}, or another path."
             )
+
+    @property
+    def corrected(self) -> bool:
+        """Whether mixer, token residual, memory and refinement act on the states of this path."""
+        return self.path == "block" or self.recurrent_corrections
 
     def changed(self, **changes: Any) -> DRMConfig:
         """A copy with other values."""
@@ -347,6 +357,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
         "bound_increments": True,
         "bound_corrections": True,
         "block_carry": "final",
+        "recurrent_corrections": False,
         "memory_start": "block_state",
         "action_form": "mean",
     }

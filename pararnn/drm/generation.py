@@ -205,7 +205,7 @@ def _resume_every(c: DRMConfig) -> int:
     if c.path == "block":
         return c.block_length
     fresh = c.geometry_interval // math.gcd(c.geometry_interval, c.flow_steps)
-    if not (c.mixer or c.memory):
+    if not (c.corrected and (c.mixer or c.memory)):
         return fresh
     if c.block_length % fresh:
         raise NotImplementedError(

@@ -147,7 +147,8 @@ class DRM(nn.Module):
     @property
     def carries_memory(self) -> bool:
         """Whether the memory is one recurrence over all blocks."""
-        return self.memory is not None and self.config.memory_start == "carried"
+        config = self.config
+        return config.memory and config.corrected and config.memory_start == "carried"
 
     def initial_state(self, batch: int) -> DRMState:
         """The learned first state, and an empty memory."""
@@ -230,6 +231,8 @@ class DRM(nn.Module):
         filled up with zeros, which nothing before them sees.
         """
         config = self.config
+        if not config.corrected:
+            return base.states, state.memory
         radius = self.dynamics.radius if config.bound_corrections else None
         batch, length = e.shape[:2]
         block = min(config.block_length or length, length) or 1

@@ -111,6 +111,18 @@ def test_all_that_a_path_cannot_do_is_one_error():
     ) in str(error.value)
 
 
+def test_corrections_that_do_not_act_forbid_nothing():
+    """Every published configuration has the published recurrent path."""
+    parts = {"mixer": True, "token_residual": True, "memory": True, "refinement_layers": 2}
+    for path in ("recurrent", "parallel"):
+        config = DRMConfig(**parts).published().changed(path=path)
+        assert config.block_carry == "final"
+        assert not config.corrected
+        with pytest.raises(ValueError, match="refinement_layers: got 2, block_carry: got 'final'"):
+            config.changed(recurrent_corrections=True)
+    assert DRMConfig(**parts).published().corrected
+
+
 def test_unknown_names():
     with pytest.raises(TypeError, match="no field 'metric_rnk'; did you mean metric_rank"):
         DRMConfig().changed(metric_rnk=3)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pararnn.drm import PUBLISHED, DRMConfig, DRMDynamics, block_states, bound_state, variant
+from pararnn.drm import (
+    DRM,
+    PUBLISHED,
+    DRMConfig,
+    DRMDynamics,
+    block_states,
+    bound_state,
+    variant,
+)
+from pararnn.drm.variants import TINY
 
 WIDTH = 1536
 
@@ -89,3 +98,38 @@ def test_where_the_published_system_differs_is_a_switch():
     published = variant("J").config().published().to_dict()
     assert {name: published[name] for name in PUBLISHED} == PUBLISHED
     assert published["naturalization_warmup"] == 500
+
+
+def test_published_recurrent_path():
+    """Written out from the facts: geometry anew every third flow step and after a cut, coefficients at
+    every state, one bound a step, logits after the token; mixer, residual, memory and refinement ignored."""
+    parts = {"mixer": True, "token_residual": True, "memory": True, "refinement_layers": 1}
+    config = variant("J").config(**{**TINY, **parts}).published()
+    config = config.changed(
+        path="recurrent", geometry_interval=3, truncation=4, flow_steps=2, dt=0.5, state_radius=1.5
+    )
+    model = DRM(config).double().train()
+    dynamics, emitter = model.dynamics, model.emitter
+    x = torch.randint(17, (2, 11), generator=torch.Generator().manual_seed(3))
+    found = model(x, step=200).logits
+    for row in range(2):
+        z = model.initializer.z0
+        for t in range(11):
+            cut = t > 0 and t % 4 == 0
+            e = model.embedding.table.weight[x[row, t]]
+            for flow_step in range(2):
+                if (2 * t + flow_step) % 3 == 0 or (cut and flow_step == 0):
+                    at = z
+                directions, metric = dynamics.direction(at), dynamics.metric(at)
+                c = dynamics.flow(z, e[None])[0]
+                raw = (directions.gates * c) @ directions.vectors
+                damped = metric.dense() + 0.3 * torch.eye(10, dtype=torch.float64)
+                v = 0.8 * raw + 0.2 * torch.linalg.solve(damped, raw)
+                q = z + 0.5 * v
+                q = q * min(1.0, 1.5 / float(q.detach().norm()))
+                z = 1.5 * torch.tanh(q / 1.5)
+            torch.testing.assert_close(found[row, t], emitter(z), rtol=1e-12, atol=1e-13)
+    (slope,) = torch.autograd.grad(found[:, 4:].sum(), model.initializer.z0, retain_graph=True)
+    assert not slope.any()
+    (slope,) = torch.autograd.grad(found[:, :4].sum(), model.initializer.z0)
+    assert slope.any()

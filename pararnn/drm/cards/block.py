@@ -87,7 +87,9 @@ BLOCK = Part(
         "published, each increment goes through Bnd, which keeps no subspace, and a block can move in "
         "all d_state dimensions.",
     ),
-    switches=switches("block_carry", "bound_increments", "bound_corrections"),
+    switches=switches(
+        "block_carry", "recurrent_corrections", "bound_increments", "bound_corrections"
+    ),
     deviations=(
         Deviation(
             "The mixer's padding starts anew in each block",
@@ -105,9 +107,10 @@ BLOCK = Part(
         Deviation(
             "With path='recurrent' mixer, token residual and memory correct the recurrent states, "
             "block by block",
-            "the published system ignores them there",
-            "a model can be trained on one path and compared with the other; block_carry='final' is an "
-            "error there, as the recurrence carries its own state",
+            "the notes describe them for blocks; recurrent_corrections=False leaves them out, as the "
+            "published system does",
+            "a model can be trained on one path and compared with the other; where they act there, "
+            "block_carry='final' is an error, as the recurrence carries its own state",
             "drm-model",
         ),
         Deviation(
