@@ -7,6 +7,7 @@ system are switches of :class:`DRMConfig`.
 from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import PUBLISHED, DRMConfig
+from .consistency import Blocks
 from .diagnostics import (
     effective_rank,
     fisher_energy,
@@ -44,6 +45,7 @@ __all__ = [
     "DRM",
     "PUBLISHED",
     "VARIANTS",
+    "Blocks",
     "CausalLocalMixer",
     "DRMConfig",
     "DRMDynamics",

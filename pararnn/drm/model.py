@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from .. import _checks as checks
 from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import DRMConfig
+from .consistency import Blocks
 from .dynamics import DRMDynamics
 from .emitter import LanguageEmitter
 from .initial import DRMStateInitializer, TokenEmbedding
@@ -63,6 +64,8 @@ class DRMOutput:
         See :attr:`trace`.
     sweeps : Sweeps, optional
         Of the parallel path: whether and how it converged, what it cost and how far it may be off.
+    blocks : Blocks, optional
+        Recorded with the trace on the block path, to compare it with the recurrence.
     """
 
     logits: Tensor
@@ -71,6 +74,7 @@ class DRMOutput:
     state: DRMState
     recorded: Trace | None = None
     sweeps: Sweeps | None = None
+    blocks: Blocks | None = None
 
     @property
     def trace(self) -> Trace:
@@ -194,8 +198,20 @@ class DRM(nn.Module):
             base, sweeps = self._base(state.z, e, strength, trace)
             states, memory = self._corrected(base, state, e, strength)
             after = DRMState(base.states[:, -1] if e.shape[1] else state.z, memory)
-        recorded = trace_of(base) if trace else None
-        return DRMOutput(self.emitter(states), states, base.states, after, recorded, sweeps)
+        out = DRMOutput(self.emitter(states), states, base.states, after, sweeps=sweeps)
+        if not trace:
+            return out
+        return replace(out, recorded=trace_of(base), blocks=self._blocks(state.z, out, e, strength))
+
+    def _blocks(self, z: Tensor, out: DRMOutput, e: Tensor, strength: float) -> Blocks | None:
+        """Blocks that approximate a recurrence, if there are any."""
+        config = self.config
+        if config.path != "block" or config.transition == "none":
+            return None
+        length = config.block_length or max(1, e.shape[1])
+        carried = out.states if config.block_carry == "final" else out.base
+        start = torch.cat([z.unsqueeze(1), carried], 1)[:, : e.shape[1] : length]
+        return Blocks(self.dynamics, start, out.base, e, strength, length)
 
     def _base(
         self, z: Tensor, e: Tensor, strength: float, measure: bool

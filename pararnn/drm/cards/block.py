@@ -114,6 +114,16 @@ BLOCK = Part(
             "drm-model",
         ),
         Deviation(
+            "The consistency of blocks is the mean square of base states minus states of the "
+            "recurrence from the start of their block, of some blocks and of their first tokens",
+            "section 11 names consistency proxies without a formula; that of the published system is "
+            "a mean square against a detached rollout, also of one segment every few blocks, and "
+            "where its segments lie is not known",
+            "LossWeights: block_consistency, consistency_every and consistency_length; off by default, "
+            "as published",
+            "tests/drm/test_consistency.py",
+        ),
+        Deviation(
             "A refinement layer can evaluate more geometry at every position",
             "variant G of the published matrix, not in the notes; off by default",
             "refinement_layers=0 leaves it out",
