@@ -65,7 +65,9 @@ class Written:
         g = self.trunk(f"{name}.trunk", z)
         rows = self.combined(name, self.affine(f"{name}.heads", g), c.n_directions)
         if c.normalize_directions:
-            rows = torch.stack([v / max(1e-12, float(v.square().sum().sqrt())) for v in rows])
+            rows = torch.stack(
+                [v / max(c.direction_floor, float(v.square().sum().sqrt())) for v in rows]
+            )
         gates = sigmoid(
             (self.affine(f"{name}.gate_head", g) + c.gate_logit_bias) / c.gate_temperature
         )

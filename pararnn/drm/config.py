@@ -55,6 +55,7 @@ INTEGERS = {
 }
 NUMBERS = {
     "dropout": (0.0, 1.0, True),
+    "direction_floor": (0.0, math.inf, False),
     "gate_temperature": (0.0, math.inf, False),
     "gate_logit_bias": (-10.0, 10.0, True),
     "metric_eps": (0.0, math.inf, False),
@@ -91,8 +92,8 @@ class DRMConfig:
     direction_basis, metric_basis
         With q > 0, directions (columns of ``U``) are combinations of q learned vectors, so they
         stay in one q-dimensional space, whatever the state. 0: free.
-    normalize_directions
-        Divide each direction by its Euclidean norm.
+    normalize_directions, direction_floor
+        Divide each direction by its Euclidean norm, taken as at least the floor.
     gate_temperature, gate_logit_bias, gate_top_k, gate_top_k_renormalize
         Gates are ``σ((logit + bias) / temperature)``; with k > 0 all but the k largest are 0, and
         the rest is rescaled to the former sum if asked.
@@ -176,6 +177,7 @@ class DRMConfig:
     transition: str = "direction"
     direction_basis: int = 0
     normalize_directions: bool = True
+    direction_floor: float = 1e-12
     gate_temperature: float = 1.5
     gate_logit_bias: float = -1.0
     gate_top_k: int = 0

@@ -66,6 +66,7 @@ class DRMDynamics(nn.Module):
                     h,
                     basis=config.direction_basis,
                     normalize=config.normalize_directions,
+                    floor=config.direction_floor,
                     temperature=config.gate_temperature,
                     logit_bias=config.gate_logit_bias,
                     top_k=config.gate_top_k,

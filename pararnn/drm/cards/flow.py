@@ -87,7 +87,8 @@ FLOW = Part(
     "linear recurrence of the bound's Jacobian, with the gradients of the loop; the output says whether they settled, what they "
     "cost and how far the states may be off. Multiple shooting solves it too. "
     "The block path approximates it.",
-    numerics="Norms of directions are at least 1e-12, in float16 6.1e-5, where they divide. The bound is a norm clip "
+    numerics="Norms of directions are at least direction_floor, in float16 6.1e-5, where they divide; "
+    "the gradient of a row is divided by its norm too. The bound is a norm clip "
     "and a tanh of each coordinate, written as one formula; it is no projection, so bounding twice "
     "moves the state again.",
     not_claimed=(
@@ -104,6 +105,14 @@ FLOW = Part(
             "Directions are divided by their norm by default",
             "the notes call it optional; the published system does it",
             "normalize_directions=False leaves them as they are",
+            "tests/drm/test_direction.py",
+        ),
+        Deviation(
+            "Norms of directions have a floor, 1e-12, that can be raised; of equal gates the first are "
+            "kept",
+            "the notes say nothing of directions that vanish; the published floor is 1e-12",
+            "direction_floor bounds the factor by which the gradient of a vanishing direction grows, "
+            "1e12 by default",
             "tests/drm/test_direction.py",
         ),
         Deviation(
