@@ -96,6 +96,9 @@ class Written:
         weights = rows = None
         if c.transition == "direct":
             raw = self.network(f"{part}.direct", z, e)
+            if c.direct_scale == "matched":
+                gate = 1 / (1 + math.exp(-c.gate_logit_bias / c.gate_temperature))
+                raw = raw * gate * math.sqrt(c.n_directions / c.d_state)
         else:
             rows, gates = self.directions(part, z)
             mass = float(gates.sum())

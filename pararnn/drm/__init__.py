@@ -38,10 +38,19 @@ from .rollout import Rollout
 from .sweeps import Sweeps, sweep_states
 from .torus import torus_angles, torus_coordinates, torus_difference, torus_distance
 from .trace import Trace
-from .variants import AUXILIARY, VARIANTS, Variant, matched_memory, parameter_count, variant
+from .variants import (
+    AUXILIARY,
+    CONTROLS,
+    VARIANTS,
+    Variant,
+    matched_memory,
+    parameter_count,
+    variant,
+)
 
 __all__ = [
     "AUXILIARY",
+    "CONTROLS",
     "DRM",
     "PUBLISHED",
     "VARIANTS",

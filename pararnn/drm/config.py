@@ -13,6 +13,7 @@ from typing import Any
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "transition": ("direction", "direct", "none"),
+        "direct_scale": ("one", "matched"),
         "naturalization_form": ("post", "subspace", "orthonormal"),
         "naturalization_precision": ("safe", "single", "published"),
         "evaluation_strength": ("scheduled", "maximum"),
@@ -89,6 +90,10 @@ class DRMConfig:
     transition
         ``'direction'``: a :class:`DirectionField` and a :class:`DRMFlow` (sections 2, 3);
         ``'direct'``: a :class:`DirectStateTransition`; ``'none'``: no base dynamics (section 13).
+    direct_scale
+        With a direct transition, ``'one'``: as it is; ``'matched'``: times ``σ(bias / temperature)
+        √(n_directions / d_state)``, so that its velocities start as long as those of as many directions
+        with these gates would.
     direction_basis, metric_basis
         With q > 0, directions (columns of ``U``) are combinations of q learned vectors, so they
         stay in one q-dimensional space, whatever the state. 0: free.
@@ -175,6 +180,7 @@ class DRMConfig:
     dropout: float = 0.0
     seed: int = 0
     transition: str = "direction"
+    direct_scale: str = "one"
     direction_basis: int = 0
     normalize_directions: bool = True
     direction_floor: float = 1e-12
@@ -266,6 +272,16 @@ class DRMConfig:
                 f"naturalization_form: got {self.naturalization_form!r} with transition="
                 f"{self.transition!r}, which has no directions; use 'post'."
             )
+        if self.direct_scale == "matched" and self.transition != "direct":
+            raise ValueError(
+                f"direct_scale: got 'matched' with transition={self.transition!r}, which has nothing to "
+                "scale; use transition='direct', or direct_scale='one'."
+            )
+        if self.direct_scale == "matched" and not self.normalize_directions:
+            raise ValueError(
+                "direct_scale: got 'matched' with normalize_directions=False, where directions have "
+                "any length; set normalize_directions=True."
+            )
         if self.gate_top_k > self.n_directions:
             raise ValueError(
                 f"gate_top_k: got {self.gate_top_k}, expected at most n_directions="
@@ -336,6 +352,17 @@ class DRMConfig:
             If a name is unknown.
         """
         return cls(**values)
+
+    def direct_factor(self) -> float:
+        """What a direct transition is multiplied by.
+
+        With unit directions whose signs are independent, ``E‖v_raw‖² = a² n E c²``, with the gates a
+        at first; and ``E‖T‖² = d E c²``, as the coordinates of T are drawn like the coefficients.
+        """
+        if self.direct_scale == "one":
+            return 1.0
+        gate = 1 / (1 + math.exp(-self.gate_logit_bias / self.gate_temperature))
+        return gate * math.sqrt(self.n_directions / self.d_state)
 
     def strength(self, step: int) -> float:
         """``s`` in a training step: it grows linearly over the warm-up."""

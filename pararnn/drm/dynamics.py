@@ -77,7 +77,9 @@ class DRMDynamics(nn.Module):
                 self.flow = DRMFlow(d, e, h, config.n_directions, config.dropout)
         elif config.transition == "direct":
             with stream(config.seed, "direct", layer):
-                self.direct = DirectStateTransition(d, e, h, config.dropout)
+                self.direct = DirectStateTransition(
+                    d, e, h, config.dropout, scale=config.direct_factor()
+                )
         if config.metric:
             with stream(config.seed, "metric", layer):
                 self.metric = RelationalMetric(

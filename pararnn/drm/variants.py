@@ -76,7 +76,7 @@ class Variant:
     changes
         What it changes of :data:`BASE`.
     parameters
-        Published parameter count at the sizes of :data:`BASE`.
+        Parameter count at the sizes of :data:`BASE`; those of :data:`VARIANTS` are published.
     losses
         Weights of the auxiliary losses; none for the variants trained by cross entropy alone.
     """
@@ -206,22 +206,45 @@ _ROWS = (
 )
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType({row.name: row for row in _ROWS})
-"""All variants by name."""
+"""All published variants by name."""
+
+CONTROLS: Mapping[str, Variant] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Variant(
+                "J_NO_DIRECTION_SCALED",
+                "J_NO_DIRECTION with first steps as long as those of J",
+                {**_J, **_DIRECT, "direct_scale": "matched"},
+                83_206_400,
+            ),
+            Variant(
+                "J_FREE_DIRECTIONS",
+                "J with directions of any kind, not of one basis",
+                {**_J, "direction_basis": 0},
+                448_935_808,
+            ),
+        )
+    }
+)
+"""Controls of J against J_NO_DIRECTION, which were not published: at first J_NO_DIRECTION takes steps 15
+times longer at the published size, and all directions of J lie in one space of 128 dimensions."""
 
 
 def variant(name: str) -> Variant:
-    """A variant by name.
+    """A variant or control by name.
 
     Raises
     ------
     ValueError
         If there is none of this name.
     """
-    if name not in VARIANTS:
-        near = get_close_matches(str(name).upper(), VARIANTS, n=1)
+    known = {**VARIANTS, **CONTROLS}
+    if name not in known:
+        near = get_close_matches(str(name).upper(), known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"variant: got {name!r}, expected one of {', '.join(VARIANTS)}.{hint}")
-    return VARIANTS[name]
+        raise ValueError(f"variant: got {name!r}, expected one of {', '.join(known)}.{hint}")
+    return known[name]
 
 
 def parameter_count(config: DRMConfig) -> int:

@@ -49,7 +49,9 @@ def test_numbers(name):
             DRMConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["dt", "metric_eps", "direction_floor", "state_radius"])
+@pytest.mark.parametrize(
+    "name", ["dt", "metric_eps", "direction_floor", "gate_temperature", "state_radius"]
+)
 def test_zero_is_not_a_size(name):
     with pytest.raises(ValueError, match=rf"{name}: got 0, expected a number in \(0"):
         DRMConfig(**{name: 0})

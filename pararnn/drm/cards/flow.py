@@ -128,6 +128,15 @@ FLOW = Part(
             "drm-span",
         ),
         Deviation(
+            "A direct transition can be scaled so that its velocities start as long as those of "
+            "directions would",
+            "section 3 has T as it is, and so has the published J_NO_DIRECTION, whose first steps are "
+            "15 times longer than those of J",
+            "direct_scale='matched', off by default, is the control that tells the length of a step "
+            "from what directions do",
+            "tests/drm/test_controls.py",
+        ),
+        Deviation(
             "The bound has this form, with R = 8",
             "the notes say norm clipping and a tanh of each coordinate, without a formula",
             "R does not grow with the width, so small models feel it later",
