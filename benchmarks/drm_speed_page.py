@@ -84,6 +84,17 @@ def memory_table(found: Found) -> str:
     return table("Times of the memory's scan", head, lines, left=2)
 
 
+def prefix_table(found: Found) -> str:
+    lines = [
+        [by(r["shape"]), r["dtype"], r["backend"], captured(r, "forward"), captured(r, "both"),
+         ms(median(r, "single")), small(r["error"])]
+        for r in done(found["prefix"])
+    ]  # fmt: skip
+    head = ["B×L×d", "increments", "backend", "forward", "forward and backward",
+            "the same, single calls", "error"]  # fmt: skip
+    return table("Times of a block's sums", head, lines, left=3)
+
+
 def gap_table(found: Found) -> str:
     rows = done(found["gap"])
     lengths = list(rows[0]["gap"]) if rows else []
@@ -155,6 +166,7 @@ TABLES = {
     "train": train_table,
     "naturalize": naturalize_table,
     "memory": memory_table,
+    "prefix": prefix_table,
     "gap": gap_table,
     "rollout": rollout_table,
     "gradient": gradient_table,

@@ -1,9 +1,10 @@
-"""The block path: geometry at a block's start, then one cumulative sum (notes, section 7)."""
+"""The block path: geometry at a block's start, then one scan of sums (notes, section 7)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from ..scan import prefix_sum
 from .bound import bound_state
 from .dynamics import DRMDynamics
 from .rollout import Rollout, joined
@@ -44,7 +45,7 @@ def block_states(
         velocity = increments / c.dt
     else:
         increments = c.dt * velocity
-    states = bound_state(start + increments.cumsum(1), radius)
+    states = bound_state(prefix_sum(increments, z), radius)
     return Rollout(states, increments, velocity, (geometry,), (e.shape[1],))
 
 

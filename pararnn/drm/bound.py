@@ -15,7 +15,7 @@ def bound_state(z: Tensor, radius: float | None) -> Tensor:
     r"""\(R\tanh\bigl(z\min(1, R/\lVert z\rVert)/R\bigr)\), last axis; ``z`` itself for None.
 
     Clipping of the norm, then tanh of each coordinate. It is not a projection: applied twice, it
-    moves the state again.
+    moves the state again. Both scalings are one division, by \(\max(R, \lVert z\rVert)\).
 
     Raises
     ------
@@ -29,6 +29,5 @@ def bound_state(z: Tensor, radius: float | None) -> Tensor:
         raise ValueError(
             f"bound_state: radius: got {radius}, expected a finite number > 0; use None for no bound."
         )
-    # Norms below R are not clipped, so this floor changes nothing but the quotient at 0.
-    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius / 2)
-    return radius * torch.tanh(z * (radius / norm).clamp(max=1.0) / radius)
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
+    return radius * torch.tanh(z / norm)

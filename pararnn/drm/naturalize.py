@@ -57,12 +57,13 @@ def solve_metric(
     with checks.full_precision(v.device):
         if precision == "published":
             return _published(metric, v, damping)
-        u = metric.factor.to(dtype)
-        inverse = (metric.diagonal.to(dtype) + damping).reciprocal().unsqueeze(-2)
-        y = v.to(dtype) * inverse
+        u, wide = metric.factor.to(dtype), v.to(dtype)
+        inverse = (metric.diagonal.to(dtype) + damping).reciprocal()
+        y = wide * inverse.unsqueeze(-2)
         if u.shape[-1]:
-            alpha = solve_spd(_inner(u, inverse), y @ u)
-            y = y - (alpha @ u.mT) * inverse
+            scaled = u * inverse.unsqueeze(-1)
+            inner = u.mT @ scaled
+            y = y - solve_spd(inner + _eye(inner), wide @ scaled) @ scaled.mT
         return y.to(v.dtype)
 
 
@@ -82,7 +83,7 @@ def naturalize(
     _checked(metric, v, damping, precision)
     if strength == 0:
         return v
-    return (1 - strength) * v + strength * solve_metric(metric, v, damping, precision)
+    return torch.lerp(v, solve_metric(metric, v, damping, precision), strength)
 
 
 def naturalize_in_span(
@@ -142,7 +143,7 @@ def naturalize_in_span(
             factor = cholesky(gram)
             weights = torch.linalg.solve_triangular(factor.mT, kappa.to(dtype).mT, upper=True).mT
         solved = (weights @ vectors).to(raw.dtype)
-    return (1 - strength) * raw + strength * solved
+    return torch.lerp(raw, solved, strength)
 
 
 def _checked(metric: Metric, v: Tensor, damping: float, precision: str) -> torch.dtype:
@@ -187,18 +188,11 @@ def solve_spd(matrix: Tensor, right: Tensor) -> Tensor:
 def cholesky(matrix: Tensor) -> Tensor:
     """The lower factor; NaN where there is none, instead of an error for the whole batch."""
     factor, info = torch.linalg.cholesky_ex(matrix)
-    return torch.where((info == 0)[..., None, None], factor, torch.nan)
+    return factor.masked_fill((info != 0)[..., None, None], torch.nan)
 
 
 def _eye(like: Tensor) -> Tensor:
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
-
-
-def _inner(u: Tensor, inverse: Tensor) -> Tensor:
-    r"""\(I + U^\top \Delta^{-1} U\), symmetric as computed."""
-    half = u * inverse.mT.sqrt()
-    gram = half.mT @ half
-    return gram + _eye(gram)
 
 
 def _published(metric: Metric, v: Tensor, damping: float) -> Tensor:
@@ -208,6 +202,7 @@ def _published(metric: Metric, v: Tensor, damping: float) -> Tensor:
     u = metric.factor.to(dtype)
     if not u.shape[-1]:
         return y
-    inverse = damped.reciprocal().to(dtype).unsqueeze(-2)
-    alpha = torch.linalg.solve_ex(_inner(u, inverse), (y.to(dtype) @ u).mT).result.mT
-    return y - ((alpha @ u.mT) * inverse).to(v.dtype)
+    scaled = u * damped.reciprocal().to(dtype).unsqueeze(-1)
+    inner = u.mT @ scaled
+    alpha = torch.linalg.solve_ex(inner + _eye(inner), (y.to(dtype) @ u).mT).result.mT
+    return y - (alpha @ scaled.mT).to(v.dtype)

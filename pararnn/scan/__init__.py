@@ -5,7 +5,7 @@ from . import fused as _fused  # noqa: F401 (plugs the kernels in)
 from .affine import affine_scan
 from .algebra import Algebra, Block, Dense, Diagonal, Flat, Left, MaxPlus, Right
 from .delta import delta_scan
-from .linear import linear_scan, matrix_affine_scan, matrix_scan
+from .linear import linear_scan, matrix_affine_scan, matrix_scan, prefix_sum
 from .log import parallel_scan_log
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "matrix_affine_scan",
     "matrix_scan",
     "parallel_scan_log",
+    "prefix_sum",
 ]

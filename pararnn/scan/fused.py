@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ..spec import Spec, exp
 from .autograd import scan
 from .backend import Fused, register_fused
 from .inputs import common_dtype
-from .linear import Result
+from .linear import Result, linear_scan
 
 LARGEST = 8
 """Rows of a block that the registers of a program hold."""
@@ -229,6 +229,11 @@ def _linear(
     return (states, final) if return_state else states
 
 
+def _sums(b: Tensor, h0: Tensor) -> Tensor:
+    ones = b.new_ones((), dtype=common_dtype(b, h0)).expand_as(b)
+    return cast(Tensor, linear_scan(ones, b, h0, backend="fused"))
+
+
 def _blocks(
     a: Tensor,
     b: Tensor,
@@ -302,6 +307,7 @@ def _lacks_blocks(*values: Tensor | None) -> str | None:
 
 
 register_fused("linear_scan", Fused(_lacks, _linear))
+register_fused("prefix_sum", Fused(_lacks, _sums))
 register_fused("matrix_scan", Fused(_lacks, _planes))
 register_fused("matrix_affine_scan", Fused(_lacks_blocks, _blocks))
 register_fused("parallel_scan_log", Fused(_lacks, _logarithms))

@@ -15,6 +15,8 @@ WHERE = {"variant": "J", "weights": "trained", "dt": 0.08, "shape": [2, 512]}
 ROWS = {
     "train": {"variant": "J", "preset": "published", "precision": "bfloat16", "shape": [16, 512],
               "parameters": 126_080_896, "eager": TIME | {"tokens/s": 4096}, "peak": 2**30},
+    "prefix": {"shape": [16, 64, 1536], "dtype": "float32", "backend": "auto", "forward": TIME,
+               "both": TIME, "single": TIME, "error": 3e-7},
     "gap": WHERE | {"gap": {"4": 0.0125, "512": 0.5}},
     "rollout": WHERE
     | {
@@ -54,6 +56,7 @@ def test_tables_follow_from_the_results(script):
     ("section", "line"),
     [
         ("train", "| `J` | published | bfloat16 | 16×512 | 126.1 | 2.00 | – | 4,096 | 1.00 |"),
+        ("prefix", "| 16×64×1536 | float32 | auto | 2.00 | 2.00 | 2.00 | 3e-07 |"),
         ("gap", "| `J` | trained | 0.08 | 0.013 | 0.500 |"),
         (
             "rollout",

@@ -34,6 +34,7 @@ def test_smoke(script, tmp_path, monkeypatch):
         assert found[section], section
         assert not [row for row in found[section] if "exception" in row]
     assert all(row["ok"] for row in found["checks"])
+    assert all(row["error"] < 1e-6 for row in found["prefix"])
     for row in found["rollout"]:
         for window in row["windows"].values():
             assert window["error"] < 1e-4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from pararnn.scan import (
     matrix_affine_scan,
     matrix_scan,
     parallel_scan_log,
+    prefix_sum,
     reference,
 )
 
@@ -129,6 +132,53 @@ def test_products_that_overflow(kit, chunks, planes):
     assert 1e22 < float(wanted.abs().max()) < 1e25
     size = wanted.flatten(2).abs().amax(2).view(1, 9, *[1] * (wanted.ndim - 2))
     assert float(((found.double() - wanted).abs() / (size + 1e-30)).max()) < 1e-5
+
+
+@pytest.mark.parametrize("length", [T, 4])
+def test_prefix_sums(kit, chunks, length):
+    """One kernel; what a start holds is kept through all chunks."""
+    chunks(length)
+    b, h0 = drawn(kit, B, T, 5), 3 * drawn(kit, B, 5)
+    bar = drawn(kit, B, T, 5)
+    leaves = [b.requires_grad_(), h0.requires_grad_()]
+    found = prefix_sum(b, h0, backend="fused")
+    compare([found], [h0.unsqueeze(1) + b.cumsum(1)], 1e-14)
+    bars = torch.autograd.grad(found, leaves, bar, create_graph=True)
+    back = bar.flip(1).cumsum(1).flip(1)
+    compare(bars, [back, back[:, 0]], 1e-14)
+    narrow = prefix_sum(b.detach().bfloat16(), h0.detach().float(), backend="fused")
+    assert narrow.dtype == torch.float32
+    exact = h0.unsqueeze(1) + b.bfloat16().double().cumsum(1)
+    size = h0.abs().float().unsqueeze(1) + b.bfloat16().float().abs().cumsum(1)
+    units = 2.0**-24 * 2 * torch.arange(2, T + 2, device=b.device).view(1, -1, 1)
+    assert bool(((narrow.double() - exact).abs() <= units * size).all())
+
+
+@pytest.mark.parametrize("increments", [False, True])
+def test_the_block_path_of_the_drm(kit, monkeypatch, increments):
+    """States and gradients with the kernel are those without; causal, bit for bit."""
+    from pararnn.drm import DRMConfig, DRMDynamics, block
+
+    sizes = {"d_state": 7, "d_token": 5, "hidden_size": 9, "n_directions": 4, "metric_rank": 2}
+    config = DRMConfig(**sizes, dt=0.6, state_radius=2.0, bound_increments=increments)
+    dynamics = DRMDynamics(config).double().to(kit.DEVICE)
+    z, e = drawn(kit, B, 7), drawn(kit, B, T, 5)
+    leaves = [z.requires_grad_(), e.requires_grad_(), *dynamics.parameters()]
+
+    def run(tokens, backend):
+        one = functools.partial(prefix_sum, backend=backend)
+        monkeypatch.setattr(block, "prefix_sum", one)
+        return block.block_states(dynamics, z, tokens, 0.4).states
+
+    found = []
+    for backend in ("fused", "eager"):
+        states = run(e, backend)
+        bars = torch.autograd.grad(states.sin().sum(), leaves, materialize_grads=True)
+        found.append([states, *bars])
+    compare(*found, 1e-12)
+    other = e.detach().clone()
+    other[:, 8:] = torch.nan
+    assert torch.equal(run(other, "fused")[:, :8], run(e, "fused")[:, :8])
 
 
 @pytest.mark.parametrize("name", ["linear", "planes"])

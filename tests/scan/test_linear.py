@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pararnn.scan import linear_scan, matrix_affine_scan, matrix_scan, reference
+from pararnn.scan import linear_scan, matrix_affine_scan, matrix_scan, prefix_sum, reference
 
 F64 = torch.float64
 LENGTHS = (0, 1, 2, 5, 33, 101, 1031)
@@ -338,3 +338,74 @@ def test_meta_tensors_have_shapes():
     states, last = linear_scan(a, a, return_state=True)
     assert states.device.type == "meta"
     assert (states.shape, last.shape) == (a.shape, (2, 3))
+
+
+def summed(b, h0):
+    """The loop in float64, from values as they are given."""
+    states, h = [], h0.double()
+    for b_t in b.double().unbind(1):
+        h = h + b_t
+        states.append(h)
+    return torch.stack(states, 1) if states else b.double()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_prefix_sums(length):
+    _, b, h0 = _linear(torch.Generator().manual_seed(4), length)
+    close(prefix_sum(b, h0), summed(b, h0), 1e-14)
+    close(prefix_sum(b, h0), linear_scan(torch.ones_like(b), b, h0), 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("b_type", "h_type"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float16, torch.float16),
+    ],
+)
+def test_prefix_sums_are_within_their_bound(b_type, h_type):
+    """In the wider dtype of the two; half precision is rounded once."""
+    g = torch.Generator().manual_seed(5)
+    b, h0 = torch.randn(3, 500, 7, generator=g).to(b_type), 9 * torch.randn(3, 7, generator=g)
+    h0 = h0.to(h_type)
+    got, wanted = prefix_sum(b, h0), summed(b, h0)
+    dtype = torch.promote_types(b_type, h_type)
+    assert got.dtype == dtype
+    size = summed(b.abs(), h0.abs())
+    unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    allowed = 2 * unit * torch.arange(2, 502).view(1, -1, 1) * size
+    allowed += (dtype == torch.float16) * torch.finfo(dtype).eps * wanted.abs()
+    assert bool(((got.double() - wanted).abs() <= allowed).all())
+
+
+def test_prefix_sums_of_a_prefix():
+    """A later input changes no bit, nor does another row."""
+    _, b, h0 = _linear(torch.Generator().manual_seed(6), 40, torch.float32, batch=3)
+    whole = prefix_sum(b, h0)
+    other = b.clone()
+    other[:, 21:] = torch.nan
+    assert torch.equal(prefix_sum(other, h0)[:, :21], whole[:, :21])
+    other = b.clone()
+    other[1] = torch.inf
+    assert torch.equal(prefix_sum(other, h0)[[0, 2]], whole[[0, 2]])
+
+
+def test_derivatives_of_prefix_sums():
+    _, b, h0 = _linear(torch.Generator().manual_seed(7), 6)
+    leaves = [b.requires_grad_(), h0.requires_grad_()]
+    assert torch.autograd.gradcheck(prefix_sum, leaves)
+    assert torch.autograd.gradgradcheck(lambda *v: prefix_sum(*v).square(), leaves)
+    moved = torch.func.jvp(prefix_sum, (b, h0), (torch.ones_like(b), torch.ones_like(h0)))[1]
+    assert torch.equal(moved, torch.arange(2, 8).view(1, -1, 1, 1).expand_as(b).double())
+
+
+def test_prefix_sums_do_not_broadcast():
+    b = torch.zeros(2, 5, 3)
+    with pytest.raises(ValueError, match=r"prefix_sum: h0: got shape \(1, 3\), expected \(2, 3\)"):
+        prefix_sum(b, torch.zeros(1, 3))
+    with pytest.raises(TypeError, match="prefix_sum"):
+        prefix_sum(b.long(), torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="prefix_sum: backend: got 'triton'"):
+        prefix_sum(b, b[:, 0], backend="triton")

@@ -13,6 +13,7 @@ from pararnn.scan import (
     matrix_affine_scan,
     matrix_scan,
     parallel_scan_log,
+    prefix_sum,
 )
 from pararnn.scan.wy import assemble
 
@@ -24,6 +25,8 @@ def inputs_of(name, length=40, batch=2):
     randn = lambda *shape: torch.randn(batch, *shape, generator=g, dtype=F64)  # noqa: E731
     if name == "linear":
         return randn(length, 3).tanh(), randn(length, 3), randn(3)
+    if name == "sums":
+        return randn(length, 3), randn(3)
     if name == "planar":
         return randn(length, 3, 2, 2) / 2, randn(length, 3, 2), randn(3, 2)
     if name == "blocks":
@@ -41,11 +44,14 @@ def delta(q, k, v, beta, h0, gamma):
 
 SCANS = {
     "linear": linear_scan,
+    "sums": prefix_sum,
     "planar": matrix_scan,
     "blocks": matrix_affine_scan,
     "log": parallel_scan_log,
     "delta": delta,
 }
+START = {"delta": 4, "sums": 1}
+"""Where the initial state stands among the inputs, if not third."""
 scans = pytest.mark.parametrize("name", SCANS)
 
 
@@ -79,7 +85,7 @@ def test_exported_for_any_length(name):
 
     inputs = inputs_of(name)
     steps = torch.export.Dim("steps", min=3, max=1 << 20)
-    given = 4 if name == "delta" else 2
+    given = START.get(name, 2)
     shapes = [{1: steps}] * given + [{}] + [{1: steps}] * (len(inputs) - given - 1)
     shapes = {"inputs": tuple(shapes)}
     exported = torch.export.export(Scan(), inputs, dynamic_shapes=shapes).module()
@@ -116,7 +122,7 @@ def test_mapped(name):
 def test_forward_over_reverse(name):
     """Hessians of ``torch.func`` are those of autograd."""
     inputs = inputs_of(name, 5, batch=1)
-    start = 4 if name == "delta" else 2
+    start = START.get(name, 2)
 
     def loss(h0):
         given = [*inputs[:start], h0, *inputs[start + 1 :]]
