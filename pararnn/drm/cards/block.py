@@ -101,7 +101,8 @@ BLOCK = Part(
             "Blocks are counted from the first token that a call is given; the last may be "
             "shorter; block_length=0 is one block",
             "the notes speak of one block",
-            "a sequence is taken up between blocks; read and generate keep the open block",
+            "the model takes a sequence up between blocks; read and generate take it up at any token, and "
+            "keep the sum of the open block and what its corrections look at",
             "drm-streaming",
         ),
         Deviation(
