@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..scan import prefix_sum
@@ -41,7 +42,7 @@ def block_states(
         Evaluate the metric even where the strength is 0 and nothing but a loss looks at it.
     geometry, reached
         To go on inside of a block that starts at ``z``: its geometry, and the start plus the increments
-        of the tokens before, ``(B, d_state)``. Evaluated, and ``z``, if not given.
+        of the tokens before, ``(B, d_state)``, in float32 at least. Evaluated, and ``z``, if not given.
     """
     c, radius = dynamics.config, dynamics.radius
     start = z.unsqueeze(1)
@@ -56,7 +57,8 @@ def block_states(
         velocity = increments / c.dt
     else:
         increments = c.dt * velocity
-    states = bound_state(prefix_sum(increments, z if reached is None else reached), radius)
+    sums = prefix_sum(increments, z if reached is None else reached)
+    states = bound_state(sums.to(torch.result_type(increments, z)), radius)
     return Rollout(states, increments, velocity, (geometry,), (e.shape[1],))
 
 

@@ -36,7 +36,8 @@ class Stream:
     length : int
         Tokens that have been read.
     start, reached : Tensor
-        The state at the start of the open block, and that plus its increments, ``(B, d_state)``.
+        The state at the start of the open block, and that plus its increments, ``(B, d_state)``, the
+        latter in float32 at least.
     before : Before
         What the corrections look at.
     memory : Tensor, optional
@@ -146,7 +147,7 @@ def _within(model: DRM, tokens: Tensor, stream: Stream) -> tuple[Tensor, Stream]
         state = DRMState(z, memory if model.carries_memory else None)
         after = _opened(model, state, length, geometry if c.path == "recurrent" else None)
     else:
-        reached = stream.reached + base.increments.sum(1)
+        reached = stream.reached + base.increments.sum(1, dtype=stream.reached.dtype)
         after = Stream(length, stream.start, reached, before, memory, geometry)
     return model.emitter(states), after
 
@@ -174,7 +175,8 @@ def _base(model: DRM, e: Tensor, stream: Stream, strength: float) -> Rollout:
 
 def _opened(model: DRM, state: DRMState, length: int, geometry: Geometry | None = None) -> Stream:
     """A stream at the start of a block."""
-    return Stream(length, state.z, state.z, model.before(state.z), state.memory, geometry)
+    reached = state.z.to(checks.state_dtype(state.z.dtype))
+    return Stream(length, state.z, reached, model.before(state.z), state.memory, geometry)
 
 
 def generate(

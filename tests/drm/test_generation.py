@@ -87,6 +87,20 @@ def test_pieces_are_the_whole_on_every_path(changes, sizes):
         torch.testing.assert_close(got, model(tokens).logits, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_long_block_in_half_precision(dtype):
+    """Token by token the sum of a block is as good as at once: it is kept in float32."""
+    exact, tokens = build("J", **BARE, block_length=0, dt=0.3), text(2, 150)
+    half = build("J", **BARE, block_length=0, dt=0.3).to(dtype)
+    with torch.no_grad():
+        want = exact(tokens).base
+        decoded, stream = in_pieces(half, tokens, (1,) * 150)
+        at_once = half(tokens)
+    torch.testing.assert_close(decoded, at_once.logits, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    off = (stream.before.base.double() - want[:, -1]).abs().max()
+    assert off < 1.5 * (at_once.base[:, -1].double() - want[:, -1]).abs().max() + 1e-6
+
+
 def test_a_stream_can_be_used_twice():
     model, tokens = build(), text(2, 9)
     with torch.no_grad():
