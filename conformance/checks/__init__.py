@@ -20,6 +20,8 @@ MODULES = (
     "readout",
     "robustness",
     "drm",
+    "drm_geometry",
+    "drm_sequences",
 )
 
 

@@ -20,7 +20,8 @@ from .block import blockwise_states
 from .dynamics import DRMDynamics, Geometry
 from .recurrent import recurrent_states
 from .rollout import Rollout
-from .sweeps import Steps, Sweeps, require_plain_steps, sweep_states
+from .steps import Steps, require_plain_steps
+from .sweeps import Sweeps, sweep_states
 
 
 def parallel_rollout(

@@ -172,6 +172,15 @@ def test_half_precision_is_accumulated_in_float32(dtype):
     torch.testing.assert_close(m.double(), torch.stack(want, 1), rtol=1e-5, atol=1e-5)
 
 
+def test_half_precision_has_its_product_in_float32():
+    memory, (states, start, tokens, _) = build(torch.bfloat16), draw(64, torch.bfloat16)
+    _, u = memory.maps(states, start, tokens)
+    previous = torch.cat([start.unsqueeze(1), states[:, :-1]], 1)
+    h = torch.nn.functional.silu(memory.in_proj(torch.cat([previous, tokens], -1)))
+    w, c = memory.write(h).float(), memory.candidate(h).float()
+    torch.testing.assert_close(u, w.sigmoid() * c.tanh(), rtol=1e-6, atol=1e-7)
+
+
 def test_autocast_keeps_the_recurrence_in_float32():
     memory, inputs = build(torch.float32), draw(64, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from pararnn.drm import DRM, DRMDynamics
 from pararnn.drm.config import DRMConfig
 from pararnn.drm.emitter import LanguageEmitter
 from pararnn.drm.risk import RiskField
@@ -103,6 +104,66 @@ def test_emitter():
     a = rms(z, w["norm.weight"]) @ w["body.0.weight"].T + w["body.0.bias"]
     want = gelu(a) @ w["head.weight"].T + w["head.bias"]
     torch.testing.assert_close(f(z), want, rtol=1e-12, atol=1e-13)
+
+
+def test_first_weights():
+    """Uniform in ±1/√width of the input; embeddings N(0, 1); bases and z_0 N(0, 0.02²)."""
+    parts = {"mixer": True, "token_residual": True, "memory": True, "risk": "enabled"}
+    bases = {"direction_basis": 40, "metric_basis": 40}
+    model = DRM(DRMConfig(d_state=50, d_token=70, mixer_hidden=60, **parts, **bases, seed=3))
+    spread = {
+        "embedding.table.weight": 1.0,
+        "initializer.z0": 0.02,
+        "dynamics.direction.basis": 0.02,
+        "dynamics.metric.basis": 0.02,
+    }
+    seen = set()
+    for name, p in model.named_parameters():
+        if name in spread:
+            rel = 5 / p.numel() ** 0.5
+            assert float(p.detach().std()) == pytest.approx(spread[name], rel=rel)
+            seen.add(name)
+        elif name.endswith(("weight", "bias")) and "norm" not in name:
+            weight = model.get_parameter(name.replace("bias", "weight"))
+            most = (weight[0].numel()) ** -0.5
+            assert float(p.detach().abs().max()) <= most * (1 + 1e-6), name
+            assert float(p.detach().abs().max()) > 0.5 * most, name
+            assert float(p.detach().mean().abs()) < 3 * most / p.numel() ** 0.5, name
+    assert seen == set(spread)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_dropout(width):
+    """After the first GELU of every network, in training alone; the rest is scaled up."""
+    config = DRMConfig(**SIZES, d_token=5, dropout=0.4)
+    torch.manual_seed(8)
+    dynamics, emit = DRMDynamics(config).double(), LanguageEmitter(config).double()
+    direct = DRMDynamics(config.changed(transition="direct")).double().direct
+    z, e = normal(2, 6), normal(2, width, 5, seed=1)
+
+    def masked(run, shape):
+        """What ``run`` gives, and a mask of the same draw."""
+        torch.manual_seed(9)
+        got = run()
+        torch.manual_seed(9)
+        keep = torch.nn.functional.dropout(torch.ones(shape, dtype=torch.float64), 0.4)
+        assert set(keep.unique().tolist()) <= {0.0, 1 / 0.6}
+        return got, keep
+
+    for net in (dynamics.direction.trunk, dynamics.metric.trunk):
+        got, keep = masked(lambda net=net: net(z), (2, 11))
+        torch.testing.assert_close(got, gelu(net[3](gelu(net[0](z)) * keep)))
+        whole = net.eval()(z)
+        torch.testing.assert_close(whole, gelu(net[3](gelu(net[0](z)))))
+    pairs = torch.cat([z.unsqueeze(1).expand(-1, width, -1), e], -1)
+    for net in (dynamics.flow, direct):
+        got, keep = masked(lambda net=net: net(z, e), (2, width, 11))
+        torch.testing.assert_close(got, torch.tanh(net.second(gelu(net.first(pairs)) * keep)))
+        assert torch.equal(net.eval()(z, e), net(z, e))
+    got, keep = masked(lambda: emit(z), (2, 11))
+    inner = gelu(emit.body[0](rms(z, emit.norm.weight)))
+    torch.testing.assert_close(got, emit.head(inner * keep))
+    torch.testing.assert_close(emit.eval()(z), emit.head(inner))
 
 
 @pytest.mark.parametrize("form", ["mlp", "swiglu"])

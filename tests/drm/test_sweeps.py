@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pararnn.drm import DRMConfig, DRMDynamics, block_states, recurrent_states, sweep_states
-from pararnn.drm.sweeps import Slopes, Steps, _sweep
+from pararnn.drm.iteration import sweep
+from pararnn.drm.steps import Slopes, Steps
 
 SIZES = {"d_state": 7, "d_token": 5, "hidden_size": 9, "n_directions": 4, "metric_rank": 3}
 KINDS = {
@@ -227,7 +228,7 @@ def test_a_correction_that_overflows_does_not_settle():
             residual[:, 1] = torch.inf
         return residual, step.slopes(torch.zeros_like(values))
 
-    found = _sweep(mismatch, torch.zeros_like(want), want.new_ones(1, 1), 1e-13, 3)
+    found = sweep(mismatch, torch.zeros_like(want), want.new_ones(1, 1), 1e-13, 3)
     assert not found.values[:, 1:].isfinite().any()
     assert found.settled[:, 0].all()
     assert not found.settled[:, 1:].any()

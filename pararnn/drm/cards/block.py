@@ -67,9 +67,9 @@ BLOCK = Part(
     ),
     update="base",
     structure=("linear", "diag"),
-    path="cumulative sum",
-    parallel_path="Within a block everything is one batch and one cumulative sum; base states of "
-    "blocks come one after the other. With block_carry='base' the corrections of all blocks run at "
+    path="prefix sum",
+    parallel_path="Within a block everything is one batch and one prefix sum, one kernel on a GPU; base "
+    "states of blocks come one after the other. With block_carry='base' the corrections of all blocks run at "
     "once. With directions a block moves along n fixed vectors, so its state is one "
     "number a direction, and that recurrence is linear, unless increments are bounded by "
     "themselves; its size is below, with d_h for n_directions.",
@@ -129,6 +129,36 @@ BLOCK = Part(
             "variant G of the published matrix, not in the notes; off by default",
             "refinement_layers=0 leaves it out",
             "tests/drm/test_model.py",
+        ),
+        Deviation(
+            "F is a linear map, SiLU, residual layers of a causal depthwise convolution, SiLU and "
+            "a linear map, and a linear map; it reads states, their differences, increments, "
+            "embeddings, dimD and the risk mass",
+            "section 7 names what it reads, not its form; this is that of the published system",
+            "dimD, from 0 to n_directions, is not normalised",
+            "drm-model",
+        ),
+        Deviation(
+            "Scales of mixer and token residual are 0.1 by default; the variants have 0.2 for the "
+            "mixer",
+            "the notes give no numbers; as published",
+            "none beside their size",
+            "drm-model",
+        ),
+        Deviation(
+            "Blocks of 64 tokens are the default",
+            "the published classes take the recurrent path by default, the published runs took "
+            "blocks of 64",
+            "path and block_length choose",
+            "drm-model",
+        ),
+        Deviation(
+            "Without base dynamics the base state of a block is its start, and increments, dimD "
+            "and risk mass are 0 for the mixer",
+            "section 13 has no base state; as in the published system",
+            "with block_carry='base' every block of SSM_CONTROL starts from z_0, and the memory "
+            "alone goes on",
+            "drm-model",
         ),
     ),
 )

@@ -151,5 +151,37 @@ FLOW = Part(
             "refuses",
             "tests/drm/test_parallel.py",
         ),
+        Deviation(
+            "dt is 0.1 by default and 0.08 in the variants",
+            "the notes give no number; as published",
+            "none beside the length of a step",
+            "drm-model",
+        ),
+        Deviation(
+            "On the recurrent path a token can take several flow steps of dt; geometry_interval "
+            "counts them",
+            "the notes have one step a token; the published system can take several, and takes one",
+            "flow_steps=1 by default; more are an error on other paths and for losses that read "
+            "the trace",
+            "tests/drm/test_paths.py",
+        ),
+        Deviation(
+            "The recurrent path runs without directions and without a metric",
+            "the published one needs both",
+            "J_NO_METRIC, J_NO_DIRECTION and the direct controls have a recurrent path",
+            "tests/drm/test_paths.py",
+        ),
+        Deviation(
+            "Without directions dimD is 0 where the mixer reads it",
+            "as in the published system; the notes do not say",
+            "none",
+            "drm-model",
+        ),
+        Deviation(
+            "gate_temperature must be above 0",
+            "the published system takes 1e-6 for anything below",
+            "other values are an error",
+            "tests/drm/test_config.py",
+        ),
     ),
 )

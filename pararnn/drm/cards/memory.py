@@ -112,5 +112,30 @@ MEMORY = Part(
             "where the trained part is 0, a step keeps σ(2) = 0.88 of the memory",
             "drm-model",
         ),
+        Deviation(
+            "h_t is one linear layer with a SiLU, of the token and the state before, which has mixer "
+            "and token residual",
+            "section 9 has no formula of h_t and says base state; as in the published system",
+            "the gates see what the mixer saw",
+            "drm-model",
+        ),
+        Deviation(
+            "The scale of the memory is 0.1 by default",
+            "the notes give no number; as published",
+            "none beside its size",
+            "drm-model",
+        ),
+        Deviation(
+            "In half precision the product of write gate and candidate is taken in float32",
+            "the published system rounds it to half precision first",
+            "one rounding less",
+            "tests/drm/test_memory.py",
+        ),
+        Deviation(
+            "The scan goes through chunks, on a GPU in one kernel",
+            "the published one doubles its reach log2(L) times",
+            "work grows with L, not with L log L; the same recurrence",
+            "drm-memory",
+        ),
     ),
 )
