@@ -287,7 +287,8 @@ def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
     )
     if base.numel() == 0:
         raise ValueError("block_consistency: got no states, expected at least one.")
-    return (base - exact.detach()).square().mean()
+    gap = (base - exact.detach()).to(checks.state_dtype(base.dtype))
+    return gap.square().mean()
 
 
 def _geometry(output: Rollout, what: str) -> tuple[Tensor, Tensor]:

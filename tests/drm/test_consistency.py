@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pararnn.drm import DRM, Blocks, DRMConfig, LossWeights, cross_entropy, drm_loss
+from pararnn.drm import (
+    DRM,
+    Blocks,
+    DRMConfig,
+    LossWeights,
+    block_consistency,
+    cross_entropy,
+    drm_loss,
+)
 
 CONFIG = DRMConfig(
     vocab_size=13,
@@ -164,6 +172,14 @@ def test_nothing_recorded():
 def test_ranges(weights, error, message):
     with pytest.raises(error, match=message):
         LossWeights(**weights)
+
+
+def test_half_precision_is_averaged_in_float32():
+    base, exact = (torch.randn(2, 9, 7, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+    base, exact = base.bfloat16(), exact.bfloat16()
+    found = block_consistency(base, exact)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, (base - exact).float().square().mean())
 
 
 def test_ranges_of_a_sample():
