@@ -695,6 +695,35 @@ def as_peer(job: dict[str, Any]) -> None:
     print(json.dumps({"version": version, "rows": rows}))
 
 
+def options(
+    about: str, sections: tuple[str, ...], budget: float, peers: str | None = None
+) -> argparse.ArgumentParser:
+    """What every script for a GPU is told; ``peers`` names those it is compared with."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--revision", default="not given", help="of the code, for the record")
+    parser.add_argument(
+        "--budget", type=float, default=budget, help="seconds; sections are left out"
+    )
+    parser.add_argument("--only", action="append", choices=sections, help="a section; repeatable")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to test the script")
+    if peers is None:
+        parser.set_defaults(peer=None)
+        return parser
+    parser.add_argument("--peer", help=f"folder with {peers}, made by pip install --target")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--as-peer", help=argparse.SUPPRESS)
+    return parser
+
+
+def verdict(found: dict[str, Any], target: Path, *more: dict[str, Any]) -> int:
+    """Say how a run ended; the exit status is 1 if a check, or one of ``more``, or a section failed."""
+    bad = [r for r in (*found.get("checks", ()), *more) if not r.get("ok")]
+    say(f"wrote {target}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
+        f"left out: {found['skipped']}")  # fmt: skip
+    return int(bool(bad or found["failures"]))
+
+
 def recorded(
     session: Any, args: argparse.Namespace, topic: str, sections: tuple[str, ...], least: float
 ) -> Path:
@@ -744,16 +773,7 @@ def recorded(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="folder with pararnn-torch, made by pip install --target")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--revision", default="not given", help="of the code, for the record")
-    parser.add_argument("--budget", type=float, default=345, help="seconds; sections are left out")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; repeatable")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to test the script")
-    parser.add_argument("--as-peer", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = options(__doc__, SECTIONS, 345, "pararnn-torch").parse_args()
     if args.as_peer:
         as_peer(json.loads(args.as_peer))
         return 0
@@ -761,11 +781,7 @@ def main() -> int:
     session = Session(args)
     target = recorded(session, args, "channelwise", SECTIONS, least=15)
     found = session.found
-    bad = [r for r in found.get("checks", []) if not r["ok"]]
-    giant = found.get("giant", {"ok": True})["ok"]
-    say(f"wrote {target}; {len(bad)} checks failed, giant {'ok' if giant else 'FAILED'}, sections "
-        f"failed: {list(found['failures'])}, left out: {found['skipped']}")  # fmt: skip
-    return int(bool(bad or found["failures"] or not giant))
+    return verdict(found, target, *[found["giant"]] * ("giant" in found))
 
 
 if __name__ == "__main__":

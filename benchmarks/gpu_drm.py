@@ -43,11 +43,10 @@ Results: `<out>/<date>-h200-drm.json` (the name has the device), with
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from gpu_channelwise import RESULTS, recorded, say
+from gpu_channelwise import options, recorded, verdict
 from gpu_drm_parts import Parts
 from gpu_drm_rollouts import Rollouts
 
@@ -60,24 +59,11 @@ SECTIONS = ("checks", "train", "naturalize", "memory", "prefix", "gap", "gradien
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--revision", default="not given", help="of the code, for the record")
-    parser.add_argument("--budget", type=float, default=200, help="seconds; sections are left out")
-    parser.add_argument(
-        "--only", action="append", choices=(*SECTIONS, "compile"), help="repeatable"
-    )
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to test the script")
-    parser.set_defaults(peer=None)
-    args = parser.parse_args()
+    args = options(__doc__, (*SECTIONS, "compile"), 200).parse_args()
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
     session = Benchmark(args)
     target = recorded(session, args, "drm", SECTIONS, least=8)
-    found = session.found
-    bad = [r for r in found.get("checks", []) if not r.get("ok")]
-    say(f"wrote {target}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
-        f"left out: {found['skipped']}")  # fmt: skip
-    return int(bool(bad or found["failures"]))
+    return verdict(session.found, target)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,12 @@ Results: `<out>/<date>-h200-linear.json` (the name has the device), with
     scan            rows: coefficients, dtype, shape (B, T, D); floor, forward, both (times in ms:
                     states alone; states and gradients), error against float64
     peers           rows: peer, layout, shape; forward, both, error; or the exception
-    layers          rows: library, mixer, precision, shape; graph and eager times of forward and
-                    backward together; peak bytes above what was there before the call
+    layers          rows: library, mixer, precision, shape; `both`, forward and backward together, as
+                    the times above say; `eager`, the same call by call; peak bytes of such a call
+                    above what was there before it
+    groups          rows as those of layers, of layers that run `samples` of the batch at a time and
+                    compute each anew in the backward pass (torch.utils.checkpoint without the state
+                    of random numbers, so that a graph can hold it)
     gemm            rows: mixer, precision: the matrix products of the layer alone
 """
 
@@ -63,7 +67,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_channelwise import DTYPES, RESULTS, START, Clock, copy_bandwidth, recorded, say
+from gpu_channelwise import (
+    DTYPES,
+    START,
+    Clock,
+    copy_bandwidth,
+    options,
+    recorded,
+    say,
+    verdict,
+)
 from gpu_checks import poison
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -82,7 +95,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 DECAY: dict[str, Any] = {"decay": "learnable", "decay_rate": 0.3, "log1p_delta": True}
 PRECISIONS = {"float32": "highest", "TF32": "high"}
-GROUPS = 8  # of the batch, of layers that are computed anew in the backward pass
+SAMPLES = (1, 2)  # at a time, of layers that are computed anew in the backward pass
 SMOKE = (8, 24, 8)
 PEERS = ("fla", "accelerated-scan", "mingru-scans", "mingru-scans, eager")
 WARP = "accelerated-scan, CUDA"
@@ -419,7 +432,8 @@ def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[J
     """The longest first."""
     common: dict[str, Any] = {"device": device, "backend": backend, "smoke": smoke}
     for name in reversed(LAYERS):
-        yield Job("layer", name, **common)
+        for kind in ("layer", "groups"):
+            yield Job(kind, name, **common)
     for dtype in DTYPES:
         yield Job("scan", "", dtype, **common)
     for name in ("linear_scan", "matrix_scan", "parallel_scan_log"):
@@ -490,12 +504,13 @@ def compile_for(job: Job) -> None:
             leaves, bar = peer.own(leaves, bar)
             for call in calls(peer.run, leaves, bar).values():
                 call()
-    elif job.kind in ("layer", "peer layer"):
+    elif job.kind in ("layer", "groups", "peer layer"):
         B, T, D = SMOKE if job.smoke else LAYER
-        build = mixer if job.kind == "layer" else peer_mixer
+        build = peer_mixer if job.kind == "peer layer" else mixer
         layer = build(job.name, D, D).to(job.device)
-        leaves, bar = layer_problem(layer, (B, T, D), job.device)
-        torch.autograd.grad(layer(leaves[0]), leaves, bar, allow_unused=True)
+        for count in SAMPLES if job.kind == "groups" else (B,):
+            leaves, bar = layer_problem(layer, (count, T, D), job.device)
+            torch.autograd.grad(layer(leaves[0]), leaves, bar, allow_unused=True)
 
 
 # -- timed problems --------------------------------------------------------------------------------
@@ -580,24 +595,20 @@ class Grouped(nn.Module):
     """A layer that runs the batch in groups and computes each anew in the backward pass: the page on
     blocks and stacks tells how."""
 
-    def __init__(self, layer: nn.Module, groups: int):
+    def __init__(self, layer: nn.Module, samples: int):
         super().__init__()
-        self.layer, self.groups = layer, groups
+        self.layer, self.samples = layer, samples
 
     def forward(self, x: Tensor) -> Tensor:
         parts = [
             checkpoint(self.layer, part, use_reentrant=False, preserve_rng_state=False)
-            for part in x.chunk(self.groups)
+            for part in x.split(self.samples)
         ]
         return torch.cat(parts)
 
 
-def grouped_mixer(name: str, d_in: int, width: int) -> nn.Module:
-    return Grouped(mixer(name, d_in, width), GROUPS)
-
-
 def layer_row(clock: Clock, layer: nn.Module, shape: tuple[int, ...]) -> Row:
-    """Forward and backward of a whole layer: times and peak memory."""
+    """Forward and backward of a whole layer: its time in a graph, and peak memory."""
     leaves, bar = layer_problem(layer, shape, clock.device)
 
     def both() -> object:
@@ -619,12 +630,12 @@ def layer_row(clock: Clock, layer: nn.Module, shape: tuple[int, ...]) -> Row:
 
 
 def layer_rows(
-    clock: Clock, library: str, build: Callable[..., Any], shape: tuple[int, ...]
+    clock: Clock, build: Callable[..., Any], shape: tuple[int, ...], **labels: Any
 ) -> Iterator[Row]:
     for name in LAYERS:
         for precision, setting in PRECISIONS.items():
             torch.set_float32_matmul_precision(setting)
-            row: Row = {"library": library, "mixer": name, "precision": precision, "shape": shape}
+            row: Row = {**labels, "mixer": name, "precision": precision, "shape": shape}
             try:
                 layer = build(name, shape[2], shape[2]).to(clock.device)
                 row |= layer_row(clock, layer, shape)
@@ -762,7 +773,8 @@ def as_peer(job: Row) -> None:
             torch.cuda.empty_cache()
 
     if job["task"] == "layers":
-        for row in layer_rows(clock, "mingru-scans", peer_mixer, tuple(job["shapes"][0])):
+        shape = tuple(job["shapes"][0])
+        for row in layer_rows(clock, peer_mixer, shape, library="mingru-scans"):
             emit(row)
         return
     for name in job["names"]:
@@ -884,7 +896,7 @@ class Session:
         import pararnn
 
         rows = self.found["layers"] = []
-        for row in layer_rows(self.clock, "pararnn", mixer, self.layer_shape):
+        for row in layer_rows(self.clock, mixer, self.layer_shape, library="pararnn"):
             try:
                 B, T, D = self.layer_shape
                 x = torch.zeros(B, T, D, device=self.device)
@@ -893,9 +905,17 @@ class Session:
                 row["path"] = repr(error)[:200]
             rows.append(row)
             say(f"pararnn {row['mixer']} {row['precision']}: {brief(row)}")
-        for row in layer_rows(self.clock, "pararnn, in groups", grouped_mixer, self.layer_shape):
-            rows.append(row)
-            say(f"in groups {row['mixer']} {row['precision']}: {brief(row)}")
+
+    def groups(self) -> None:
+        rows = self.found["groups"] = []
+        for samples in SAMPLES:
+
+            def build(*given: Any, samples: int = samples) -> nn.Module:
+                return Grouped(mixer(*given), samples)
+
+            for row in layer_rows(self.clock, build, self.layer_shape, samples=samples):
+                rows.append(row)
+                say(f"{samples} at a time, {row['mixer']} {row['precision']}: {brief(row)}")
 
     def gemm(self) -> None:
         rows = self.found["gemm"] = []
@@ -1003,7 +1023,7 @@ def report(row: Row) -> None:
         say(f"FAIL {label}: {bad}")
 
 
-SECTIONS = ("checks", "copy", "scan", "layers", "peers", "peer_layers", "gemm", "warp")
+SECTIONS = ("checks", "copy", "scan", "layers", "peers", "peer_layers", "gemm", "groups", "warp")
 
 
 def versions(folder: str | None) -> dict[str, str]:
@@ -1017,16 +1037,8 @@ def versions(folder: str | None) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="folder with the peers, made by pip install --target")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--revision", default="not given", help="of the code, for the record")
-    parser.add_argument("--budget", type=float, default=150, help="seconds; sections are left out")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser = options(__doc__, SECTIONS, 150, "the peers")
     parser.add_argument("--backend", choices=("auto", "eager", "fused"), help="of the scans")
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; repeatable")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to test the script")
-    parser.add_argument("--as-peer", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.as_peer:
         as_peer(json.loads(args.as_peer))
@@ -1035,13 +1047,9 @@ def main() -> int:
     session = Session(args)
     session.found["versions"] = versions(session.peer)
     target = recorded(session, args, "linear", SECTIONS, least=8)
-    found = session.found
     if session.build is not None and session.build.poll() is None:
         session.build.kill()
-    bad = [r for r in found.get("checks", []) if not r["ok"]]
-    say(f"wrote {target}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
-        f"left out: {found['skipped']}")  # fmt: skip
-    return int(bool(bad or found["failures"]))
+    return verdict(session.found, target)
 
 
 if __name__ == "__main__":

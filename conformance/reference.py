@@ -89,10 +89,12 @@ def jacobians(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
 def adjoint(
     cell: nn.Module, states: Tensor, h0: Tensor, u: Tensor, cotangents: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of drives and recurrent parameters from the cotangents ``(B, T, *state_shape)`` of
-    all states, by autograd of every step at the given states, whatever led to them."""
+    """Gradients of drives and trained recurrent parameters from the cotangents
+    ``(B, T, *state_shape)`` of all states, by autograd of every step at the given states, whatever
+    led to them."""
     u = u.detach().clone().requires_grad_()
     parameters = [getattr(cell, name) for name in cell.spec.parameter_shapes(cell.sizes)]
+    parameters = [p for p in parameters if p.requires_grad]
     totals = [torch.zeros_like(v) for v in (u, *parameters)]
     before, carried = shifted(states, h0), torch.zeros_like(states[:, 0])
     for t in reversed(range(u.shape[1])):

@@ -151,8 +151,9 @@ def half_precision(ctx: Context) -> None:
 
 
 def narrow_gradients(ctx: Context, cell, twin, h0, u, options) -> None:
-    """Gradients of drives and recurrent parameters: the float32 run's, rounded. Kernels keep the
-    output slot rounded for the backward pass: theirs are those at the kept states, rounded."""
+    """Gradients of drives and recurrent parameters: the float32 run's, rounded. Kernels keep what
+    the output is made of rounded for the backward pass: theirs are those at the kept states,
+    rounded."""
     found, solutions = [], []
     for module, drives in ((cell, u), (twin, u.float())):
         given = drives.clone().requires_grad_()
@@ -168,8 +169,9 @@ def narrow_gradients(ctx: Context, cell, twin, h0, u, options) -> None:
     narrow, wide = solutions
     if narrow.path == "fused":
         exact, kept = converted(cell, torch.float64), wide.states.detach().double()
-        last = (slice(None), slice(None)) + (-1,) * (cell.state_slots > 1)
-        kept[last] = narrow.states.detach().double()[last]
+        last = slice(None) if cell.spec.output == "all" else -1
+        rounded = (slice(None), slice(None)) + (last,) * (cell.state_slots > 1)
+        kept[rounded] = narrow.states.detach().double()[rounded]
         given = (kept, h0.double(), u.double(), weights.double())
         found[1] = tuple(g.float() for g in adjoint(exact, *given))
     for got, want in zip(*found, strict=True):

@@ -8,16 +8,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 32
-"""Columns of a state that a program holds, at most."""
+
+def precision(x: Tensor) -> str:
+    """How matrices are multiplied: in float32 by three products of their leading and their remaining
+    bits, on tensor cores."""
+    return "ieee" if x.dtype == torch.float64 else "tf32x3"
 
 
 @triton.jit(do_not_specialize=["T"])
 def walk_chain(
-    op, b, start, out, T,
+    op, b, states, T,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BACK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``x_t = A_t x_{t-1} + b_t``; backwards ``x_t = A_{t+1}ᵀ x_{t+1} + b_t``, from zero."""
+    """``x_{t+1} = A_t x_t + b_t`` from ``x_0``; backwards ``x_t = A_tᵀ x_{t+1} + b_t`` from ``x_T``."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, ROWS)
     j = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -25,40 +29,38 @@ def walk_chain(
     inside = (i[:, None] < K) & (j[None, :] < V)
     if BACK:
         matrix = i[None, :] * K + i[:, None]
-        x = tl.zeros([ROWS, COLS], op.dtype.element_ty)
     else:
         matrix = i[:, None] * K + i[None, :]
-        x = tl.load(start + n * K * V + state, mask=inside, other=0.0)
     square = (i[:, None] < K) & (i[None, :] < K)
+    before = n * (T + 1)  # states of other programs
+    known = before + T if BACK else before
+    x = tl.load(states + known * K * V + state, mask=inside, other=0.0)
     for step in range(T):
         t = T - 1 - step if BACK else step
         at = n * T + t
-        operator = at + 1 if BACK else at
-        exists = square & (step > 0) if BACK else square
-        a = tl.load(op + operator * K * K + matrix, mask=exists, other=0.0)
-        x = tl.dot(a, x, input_precision="ieee", out_dtype=op.dtype.element_ty)
+        a = tl.load(op + at * K * K + matrix, mask=square, other=0.0)
+        x = tl.dot(a, x, input_precision=PRECISION, out_dtype=op.dtype.element_ty)
         x += tl.load(b + at * K * V + state, mask=inside, other=0.0)
-        tl.store(out + at * K * V + state, x, mask=inside)
+        found = before + t if BACK else before + t + 1
+        tl.store(states + found * K * V + state, x, mask=inside)
 
 
-def run_chain(op: Tensor, b: Tensor, start: Tensor | None, back: bool) -> Tensor:
-    """States of operators ``(N, T, K, K)`` and inputs ``(N, T, K, V)``, all contiguous; from
-    ``start (N, K, V)``, or backwards from zero."""
+def run_chain(op: Tensor, b: Tensor, states: Tensor, back: bool) -> None:
+    """Fill in ``states (N, T + 1, K, V)`` but the first, or backwards but the last, which is given;
+    operators are ``(N, T, K, K)`` and inputs ``(N, T, K, V)``. All are contiguous."""
     N, T, K, V = b.shape
-    out = torch.empty_like(b)
     rows = max(16, triton.next_power_of_2(K))
-    columns = min(COLUMNS, max(16, triton.next_power_of_2(V)))
+    columns = min(16 if rows <= 64 else 32, max(16, triton.next_power_of_2(V)))
     walk_chain[(N, triton.cdiv(V, columns))](
         op,
         b,
-        b if start is None else start,
-        out,
+        states,
         T,
         K=K,
         V=V,
         ROWS=rows,
         COLS=columns,
         BACK=back,
-        num_warps=8 if rows > 64 else 4,
+        PRECISION=precision(op),
+        num_warps=4 if rows <= 64 else 8,
     )
-    return out

@@ -166,6 +166,12 @@ def forward(
         # The product of a linear recurrence stays what it was, and the correction is exact.
         product = [f"{self.j} = {self.entries('tl.where(met, j#, q#)')}"] * (not self.linear)
         negligible = "0" if self.linear else "tol / 16"
+        moved = [f"e{i} = s{i} + a{i}" for i in self.slots]
+        if not self.linear:  # a diverging product must not spoil a finite end
+            moved = [
+                f"e{i} = tl.where(tl.abs(a{i}) < float('inf'), s{i} + a{i}, e{i})"
+                for i in self.slots
+            ]
         worst = size = "0.0"
         for i in self.slots:
             worst = f"tl.maximum({worst}, largest(a{i}, tl.maximum(tl.abs(e{i}), 1.0), lane))"
@@ -211,7 +217,7 @@ def correct(
         put(miss + (k * chunks + chunk) * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32) + {worst}, True, True)
         loose = lane & ({self.loose})
         if tl.max(loose.to(tl.int32)) > 0:
-{indent([f"e{i} = tl.where(tl.abs(a{i}) < float('inf'), s{i} + a{i}, e{i})" for i in self.slots], 3)}
+{indent(moved, 3)}
             {self.s} = {self.names("tl.where(loose, e#, s#)")}
             {self.names("y")}, {self.entries("q#")}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac=str(not self.linear), meet="MEET")}
             {self.names("x")} = {self.names("tl.where(met, x#, y#)")}
@@ -225,8 +231,10 @@ def correct(
 '''
 
     def repair(self) -> str:
-        # What is left of an exact correction is where a product overflowed.
+        # What is left of an exact correction is where a product overflowed: no start was found.
         broken = "3e38" if self.linear else "tol"
+        found = " & ".join(f"(tl.abs(s{i}) < float('inf'))" for i in self.slots)
+        lost = f" & (({found}) == 0)" * self.linear
         buffer = "0" if self.reduced else "(k % 2) * chunks * record"
         return f'''
 @triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once", "k"]})
@@ -248,7 +256,7 @@ def repair(
 {indent(self.record("load", "start", "s", "here"), 3)}
 {indent(self.record("load", "end", "x", "here"), 3)}
 {indent([f"a{i} = jump(e{i}, s{i})" for i in self.slots], 3)}
-            loose = lane & ({self.loose})
+            loose = lane & ({self.loose}){lost}
             if tl.max(loose.to(tl.int32)) > 0:
                 count += 1
                 begin = tl.cast(chunk, tl.int64) * L

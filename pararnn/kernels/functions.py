@@ -292,8 +292,9 @@ def jump(new, old):
 
 @triton.jit
 def far(difference, scale, tol):
-    """Whether a difference is above the tolerance; a NaN is."""
-    return (tl.abs(difference) <= tol * scale) == 0
+    """Whether a difference is above the tolerance; what is not finite is, whatever the scale."""
+    near = (tl.abs(difference) <= tol * scale) & (tl.abs(difference) < float("inf"))
+    return near == 0
 
 
 @triton.jit

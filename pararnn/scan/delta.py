@@ -28,10 +28,11 @@ from .._checks import full_precision, positive, readable
 from .backend import pick
 from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
-from .wy import Pieces, assemble
+from .wy import assemble
 
 NAME = "delta_scan"
-Together = Callable[[Pieces, Tensor], tuple[Tensor, Tensor]]
+Run = Callable[[list[Tensor], Tensor, int], tuple[Tensor, Tensor]]
+"""Sequences, first state and most tokens a chunk, to outputs and the last state."""
 
 
 def delta_scan(
@@ -76,8 +77,7 @@ def delta_scan(
     chunk_size
         Most tokens a chunk. The result does not depend on it beyond rounding.
     backend
-        ``'auto'``, ``'eager'`` or ``'fused'``: whether one kernel finds the starts of all chunks
-        (:mod:`.chain`).
+        ``'auto'``, ``'eager'`` or ``'fused'``: whether kernels run it (:mod:`.fused_delta`).
 
     Returns
     -------
@@ -112,7 +112,7 @@ def delta_scan(
     mask = reset_mask(NAME, resets, q)
     one_device(NAME, q=q, k=k, v=v, beta=beta, gamma=gamma, h0=h0)
     positive(f"{NAME}: chunk_size", chunk_size)
-    together = pick(NAME, backend, q, k, v, beta, gamma, h0)
+    fused = pick(NAME, backend, q, k, v, beta, gamma, h0)
     dtype = common_dtype(q, k, v, beta, gamma, h0)
     if mask is not None and gamma is None:
         gamma = torch.ones((batch, length, heads), dtype=dtype, device=q.device)
@@ -127,10 +127,10 @@ def delta_scan(
     if reverse:
         sequences = [s.flip(1) for s in sequences]
         mask = None if mask is None else mask.flip(1)
-    if together is None and torch.compiler.is_compiling():
+    if fused is None and torch.compiler.is_compiling():
         y, end = _operator(sequences, start, mask, chunk_size)
     else:
-        y, end = _solved(sequences, start, mask, chunk_size, together or assemble)
+        y, end = _solved(sequences, start, mask, chunk_size, fused or in_chunks)
     return (y.flip(1) if reverse else y).to(q.dtype), end
 
 
@@ -139,25 +139,20 @@ def _solved(
     start: Tensor,
     resets: Tensor | None,
     most: int,
-    together: Together = assemble,
+    run: Run,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of at most ``most`` tokens.
+    """``run``, with bad numbers where they belong."""
 
-    ``sequences`` are queries ``(B, T, 1, H, dk)``, keys, values ``(B, T, nh, H, d)``, step sizes
-    ``(B, T, nh, H, 1)`` and, if there are any, decays ``(B, T, 1, H, 1)``, all of one dtype.
-    """
-    size = _chunk_of(sequences[1].shape[1], sequences[1].shape[2], most, start)
-
-    def run(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        return _chunked(sequences, start, size, together)
+    def call(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+        return run(sequences, start, most)
 
     with full_precision(start.device):
         # Where results can be looked at, bad numbers are dealt with if there are any.
         if all(map(readable, (*sequences, start))):
-            y, end = run(sequences, start)
+            y, end = call(sequences, start)
             if bool(y.isfinite().all()) and bool(end.isfinite().all()):
                 return y, end
-        return contained(run, sequences, start, resets)
+        return contained(call, sequences, start, resets)
 
 
 def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
@@ -171,14 +166,16 @@ def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
     return -(-length // count)
 
 
-def _chunked(
-    sequences: list[Tensor], start: Tensor, size: int, together: Together
-) -> tuple[Tensor, Tensor]:
-    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of ``size`` tokens, which
-    ``together`` puts together."""
+def in_chunks(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Outputs ``(B, T, H, dv)`` and the final state, in chunks of at most ``most`` tokens.
+
+    ``sequences`` are queries ``(B, T, 1, H, dk)``, keys, values ``(B, T, nh, H, d)``, step sizes
+    ``(B, T, nh, H, 1)`` and, if there are any, decays ``(B, T, 1, H, 1)``, all of one dtype.
+    """
     batch, length, _, heads, _ = sequences[0].shape
-    count = -(-length // size)
     micro = sequences[1].shape[2]
+    size = _chunk_of(length, micro, most, start)
+    count = -(-length // size)
 
     def chunks(x: Tensor, fill: float = 0.0) -> Tensor:
         """``(B, T, m, H, d)`` as ``(chunks, B·H, steps, d)``. Steps added at the end do nothing."""
@@ -204,7 +201,7 @@ def _chunked(
     else:
         visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~visible.repeat_interleave(micro, -1), 0)
-    y, end = together((system, scores, v, faded, written, q, keep), start.flatten(0, 1))
+    y, end = assemble((system, scores, v, faded, written, q, keep), start.flatten(0, 1))
     y = y.unflatten(1, (batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
     return y[:, :length], end.unflatten(0, (batch, heads))
 
@@ -239,7 +236,7 @@ def _operator(
     sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
 ) -> tuple[Tensor, Tensor]:
     """:func:`_solved`, of any length, as one operation in a graph."""
-    y, end = _solved(sequences, start, resets, most)
+    y, end = _solved(sequences, start, resets, most, in_chunks)
     return y.contiguous(), end.contiguous()
 
 
@@ -263,7 +260,7 @@ def _operator_backward(
     """Cotangents of the sequences and of the start."""
 
     def run(*given: Tensor) -> tuple[Tensor, Tensor]:
-        return _solved(list(given[:-1]), given[-1], resets, most)
+        return _solved(list(given[:-1]), given[-1], resets, most, in_chunks)
 
     pull = torch.func.vjp(run, *sequences, start)[1]
     return [g.contiguous() for g in pull((d_y, d_end))]

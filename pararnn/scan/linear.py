@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .._checks import full_precision, state_dtype
+from .._checks import full_precision
 from .autograd import scan
 from .backend import pick
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, shaped, tensor
@@ -120,8 +120,8 @@ def prefix_sum(b: Tensor, h0: Tensor, *, backend: str = "auto") -> Tensor:
     if fused := pick(name, backend, b, h0):
         return cast(Tensor, fused(b, h0))
     dtype = common_dtype(b, h0)
-    total, start = accumulated(dtype, b.cumsum(1, dtype=state_dtype(dtype)), h0)
-    return (start.unsqueeze(1) + total).to(dtype)
+    b, start = accumulated(dtype, b, h0)
+    return (start.unsqueeze(1) + b.cumsum(1)).to(dtype)
 
 
 def matrix_scan(

@@ -10,7 +10,6 @@ the starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,12 +25,6 @@ Pieces = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 ``W (n, N, M, dk)``, ``Q (n, N, C, dk)``, and ``g (n, N, 1, 1)`` or None for 1."""
 
 
-Scan = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""States of operators ``(N, n, dk, dk)`` and inputs ``(N, n, dk, dv)`` from ``(N, dk, dv)``."""
-Solve = Callable[[Tensor, Tensor], Tensor]
-"""``(I + L)⁻¹ b`` for strictly lower triangular ``L``."""
-
-
 def assemble(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs ``(n, N, C, dv)`` and the last end, from the first start ``(N, dk, dv)``."""
     given = [t for t in (*pieces, start) if t is not None]
@@ -40,28 +33,18 @@ def assemble(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
     return side_by_side(pieces, start)
 
 
-def substituted(below: Tensor, b: Tensor) -> Tensor:
-    """``(I + L)⁻¹ b``, row by row."""
-    return torch.linalg.solve_triangular(below, b, upper=False, unitriangular=True)
-
-
-def left_scan(op: Tensor, b: Tensor, start: Tensor) -> Tensor:
-    """A scan of matrix states."""
-    return scan(op, b, start, kind="left")
-
-
-def side_by_side(
-    pieces: Pieces, start: Tensor, solve: Solve = substituted, chain: Scan = left_scan
-) -> tuple[Tensor, Tensor]:
+def side_by_side(pieces: Pieces, start: Tensor) -> tuple[Tensor, Tensor]:
     """All chunks at once."""
     system, scores, v, faded, written, q, keep = pieces
     # u = value − factor·S
-    solved = solve(system, torch.cat([v, faded], -1))
+    given = torch.cat([v, faded], -1)
+    solved = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
     value, factor = solved.split([v.shape[-1], faded.shape[-1]], -1)
     eye = torch.eye(faded.shape[-1], dtype=v.dtype, device=v.device)
     transition = (eye if keep is None else keep * eye) - written.mT @ factor
     inputs = written.mT @ value
-    ends = chain(transition.transpose(0, 1), inputs.transpose(0, 1), start).transpose(0, 1)
+    ends = scan(transition.transpose(0, 1), inputs.transpose(0, 1), start, kind="left")
+    ends = ends.transpose(0, 1)
     starts = torch.cat([start.unsqueeze(0), ends[:-1]], 0)
     return q @ starts + scores @ (value - factor @ starts), ends[-1]
 

@@ -154,6 +154,14 @@ def test_prefix_sums(kit, chunks, length):
     assert bool(((narrow.double() - exact).abs() <= units * size).all())
 
 
+@pytest.mark.parametrize("batch", [1, 2, 16])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_block_is_one_launch(batch, backward):
+    """64 tokens of the published width are one chunk on a GPU of 132 processors."""
+    spec = fused.scan_spec("1")
+    assert fused.plan(spec, batch, 64, 1536, 4, 132, backward=backward).chunks(64) == 1
+
+
 @pytest.mark.parametrize("increments", [False, True])
 def test_the_block_path_of_the_drm(kit, monkeypatch, increments):
     """States and gradients with the kernel are those without; causal, bit for bit."""
@@ -276,3 +284,33 @@ def test_linear_cells(kit, name, length):
     right = torch.autograd.grad((want * weight).sum(), leaves)
     compare([found.states, found.final_state, *bars], [want, want[:, -1], *right], 1e-12)
     assert torch.equal(found.output, found.states.flatten(2))
+
+
+@pytest.mark.parametrize("name", ["linear", "planes", "blocks"])
+def test_infinity_goes_on(kit, chunks, name):
+    chunks(3)
+    scan, given = SCANS[name]
+    a, b, h0 = given(kit)
+    b[1, 2] = float("inf")
+    wanted = LOOPS[scan](a, b, h0)
+    wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+    found = scan(a, b, h0, backend="fused")
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+
+
+def test_a_bad_number_leaves_the_bits_of_other_rows(kit, chunks):
+    """Lanes of several rows share a program, which repairs those that need it. Numbers cancel here,
+    so that the start of a chunk is off by more than the tolerance, relative to itself."""
+    chunks(3)
+    turn = torch.full((2, 40, 7), torch.pi / 6, dtype=torch.float64, device=kit.DEVICE)
+    c, s = turn.cos(), turn.sin()
+    a = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+    b = drawn(kit, 2, 40, 7, 2) * 1e-17
+    h0 = torch.ones(2, 7, 2, dtype=torch.float64, device=kit.DEVICE)
+    h0[..., 1] = 0
+    clean = matrix_scan(a, b, h0, backend="fused")
+    b[1, 2] = float("nan")
+    found = matrix_scan(a, b, h0, backend="fused")
+    assert torch.equal(found[0], clean[0])
+    assert torch.equal(found[1, :2], clean[1, :2])
+    assert bool(found[1, 2:].isnan().all())

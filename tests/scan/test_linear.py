@@ -380,6 +380,16 @@ def test_prefix_sums_are_within_their_bound(b_type, h_type):
     assert bool(((got.double() - wanted).abs() <= allowed).all())
 
 
+def test_derivatives_of_prefix_sums_in_half_precision():
+    """Accumulated in float32 too, and rounded once."""
+    g = torch.Generator().manual_seed(8)
+    b = torch.randn(2, 90, 5, generator=g).bfloat16().requires_grad_()
+    h0, bar = torch.randn(2, 5, generator=g), torch.randn(2, 90, 5, generator=g)
+    (got,) = torch.autograd.grad(prefix_sum(b, h0), b, bar)
+    wanted = bar.double().flip(1).cumsum(1).flip(1)
+    torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=1e-4)
+
+
 def test_prefix_sums_of_a_prefix():
     """A later input changes no bit, nor does another row."""
     _, b, h0 = _linear(torch.Generator().manual_seed(6), 40, torch.float32, batch=3)

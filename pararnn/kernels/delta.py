@@ -1,0 +1,411 @@
+"""Kernels of the delta rule: chunks of micro-steps, each one on a program, all at once.
+
+:mod:`pararnn.scan.delta` says what is computed, and names are as there. ``prepare`` inverts the
+system of a chunk and makes the chunk one affine map of its start; :mod:`.chain` finds all starts;
+``emit`` has the outputs. Backwards, ``pull`` has what the outputs say about the start of a chunk,
+:mod:`.chain` the cotangents of all starts, and ``gradients`` all others. Between kernels there are
+a few matrices a chunk, and nothing for a single step.
+
+A chunk has ``M`` micro-steps and may begin within a token. The decay of a token belongs to its
+first micro-step, its query and output to its last. Micro-steps past the end write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .chain import precision, run_chain
+
+LARGEST = 32
+"""Micro-steps of a chunk."""
+
+
+# -- pieces ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def rows(s, b, h, m, NH: tl.constexpr):
+    """Where micro-steps ``m`` begin in a tensor of strides (batch, token, micro-step, head, -)."""
+    return b * s[0] + (m // NH) * s[1] + (m % NH) * s[2] + h * s[3]
+
+
+@triton.jit
+def tile(x, s, b, h, m, j, exists, width, NH: tl.constexpr):
+    """Micro-steps ``m``, columns ``j``; zero where there is none."""
+    at = rows(s, b, h, m, NH)[:, None] + j[None, :] * s[4]
+    return tl.load(x + at, mask=exists[:, None] & (j < width)[None, :], other=0.0)
+
+
+@triton.jit
+def put(x, s, b, h, m, j, value, exists, width, NH: tl.constexpr):
+    at = rows(s, b, h, m, NH)[:, None] + j[None, :] * s[4]
+    tl.store(x + at, value, mask=exists[:, None] & (j < width)[None, :])
+
+
+@triton.jit
+def block(x, i, j, K, V):
+    """Rows ``i`` and columns ``j`` of a matrix ``(K, V)``; zero outside."""
+    inside = (i < K)[:, None] & (j < V)[None, :]
+    return tl.load(x + i[:, None] * V + j[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def keep(x, i, j, value, K, V):
+    tl.store(x + i[:, None] * V + j[None, :], value, mask=(i < K)[:, None] & (j < V)[None, :])
+
+
+@triton.jit
+def times(a, b, PRECISION: tl.constexpr):
+    return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
+
+
+@triton.jit
+def decays(gamma, s, b, h, m, i, exists, NH: tl.constexpr, BEFORE: tl.constexpr):
+    """Products of decays, without a division: after ``j`` up to ``i`` (zero above the diagonal), and
+    from the start up to ``i``. ``BEFORE=1``: up to the one before ``i``."""
+    at = m - BEFORE
+    given = exists & (i >= BEFORE) & (at % NH == 0)
+    g = tl.load(gamma + rows(s, b, h, at, NH), mask=given, other=1.0)
+    after = tl.where(i[:, None] > i[None, :] + BEFORE, g[:, None], 1.0)
+    between = tl.where(i[:, None] >= i[None, :] + BEFORE, tl.cumprod(after, 0), 0.0)
+    return between, tl.cumprod(g, 0)
+
+
+@triton.jit
+def unit_lower_inverse(below, i, M: tl.constexpr):
+    """``(I + L)⁻¹`` of a strictly lower triangular ``L``, row by row."""
+    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0).to(below.dtype)
+    columns = tl.trans(below)
+    for row in range(1, M):
+        weights = tl.sum(tl.where(i[None, :] == row, columns, 0.0), 1)
+        known = tl.sum(weights[:, None] * inverse, 0)
+        inverse = tl.where(i[:, None] == row, inverse - known[None, :], inverse)
+    return inverse
+
+
+@triton.jit
+def place(chunks, HEADS, M: tl.constexpr):
+    """Of a program: chunk and copy, batch row and head, micro-steps and their places."""
+    program = tl.program_id(0).to(tl.int64)
+    chunk, n = program % chunks, program // chunks
+    i = tl.arange(0, M)
+    return chunk, n, n // HEADS, n % HEADS, chunk * M + i, i
+
+
+@triton.jit
+def writes(
+    k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists,
+    K, NH: tl.constexpr, M: tl.constexpr, DECAY: tl.constexpr,
+):  # fmt: skip
+    """Keys, step sizes, what is written ``βk``, and the products of decays (:func:`decays`)."""
+    keys = tile(k, k_s, b, h, m, d, exists, K, NH)
+    sizes = tl.load(beta + rows(beta_s, b, h, m, NH), mask=exists, other=0.0)
+    if DECAY:
+        between, through = decays(gamma, gamma_s, b, h, m, i, exists, NH, 0)
+    else:
+        between = tl.where(i[:, None] >= i[None, :], 1.0, 0.0).to(keys.dtype)
+        through = tl.full([M], 1.0, keys.dtype)
+    return keys, sizes, sizes[:, None] * keys, between, through
+
+
+@triton.jit
+def last(x, i, M: tl.constexpr):
+    """The last row of a matrix, or the last of a vector's numbers."""
+    if len(x.shape) == 2:
+        return tl.sum(tl.where(i[:, None] == M - 1, x, 0.0), 0)
+    else:
+        return tl.sum(tl.where(i == M - 1, x, 0.0), 0)
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["steps", "chunks"])
+def prepare(
+    k, k_s, v, v_s, beta, beta_s, gamma, gamma_s, inverse, op, forcing, steps, chunks, HEADS,
+    K: tl.constexpr, V: tl.constexpr, NH: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The inverse ``X = (I + A)⁻¹``, and the chunk as ``S ↦ (gI − Wᵀ X F) S + Wᵀ X v``."""
+    chunk, n, b, h, m, i = place(chunks, HEADS, M)
+    d, exists = tl.arange(0, BK), m < steps
+    keys, _, w, between, through = writes(
+        k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
+    )
+    system = times(keys, tl.trans(w), PRECISION) * between
+    x = unit_lower_inverse(tl.where(i[:, None] > i[None, :], system, 0.0), i, M)
+    this = n * chunks + chunk
+    keep(inverse + this * M * M, i, i, x, M, M)
+    # Wᵀ X first: it serves the transition and the inputs.
+    moved = times(tl.trans(w * last(between, i, M)[:, None]), x, PRECISION)
+    transition = times(moved, -through[:, None] * keys, PRECISION)
+    transition = tl.where(d[:, None] == d[None, :], transition + last(through, i, M), transition)
+    keep(op + this * K * K, d, d, transition, K, K)
+    for first in range(0, V, BV):
+        j = first + tl.arange(0, BV)
+        values = tile(v, v_s, b, h, m, j, exists, V, NH)
+        keep(forcing + this * K * V, d, j, times(moved, values, PRECISION), K, V)
+
+
+@triton.jit(do_not_specialize=["steps", "chunks"])
+def emit(
+    q, q_s, k, k_s, v, v_s, beta, beta_s, gamma, gamma_s, inverse, starts, errors, errors_s, y, y_s,
+    steps, chunks, HEADS,
+    K: tl.constexpr, V: tl.constexpr, NH: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Errors ``u = X (v − F S)`` and outputs ``Q S + P u``."""
+    chunk, n, b, h, m, i = place(chunks, HEADS, M)
+    d, exists = tl.arange(0, BK), m < steps
+    read = exists & (m % NH == NH - 1)
+    keys, _, w, between, through = writes(
+        k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
+    )
+    queries = tile(q, q_s, b, h, m, d, read, K, NH)
+    scores = times(queries, tl.trans(w), PRECISION)
+    scores = tl.where(i[:, None] >= i[None, :], scores * between, 0.0)
+    x = block(inverse + (n * chunks + chunk) * M * M, i, i, M, M)
+    faded, queries = through[:, None] * keys, through[:, None] * queries
+    start = starts + (n * (chunks + 1) + chunk) * K * V
+    for first in range(0, V, BV):
+        j = first + tl.arange(0, BV)
+        state = block(start, d, j, K, V)
+        rest = tile(v, v_s, b, h, m, j, exists, V, NH) - times(faded, state, PRECISION)
+        u = times(x, rest, PRECISION)
+        put(errors, errors_s, b, h, m, j, u, exists, V, NH)
+        out = times(queries, state, PRECISION) + times(scores, u, PRECISION)
+        put(y, y_s, b, h, m, j, out, read, V, NH)
+
+
+@triton.jit(do_not_specialize=["steps", "chunks"])
+def pull(
+    q, q_s, k, k_s, beta, beta_s, gamma, gamma_s, inverse, d_y, d_y_s, d_start,
+    steps, chunks, HEADS,
+    K: tl.constexpr, V: tl.constexpr, NH: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Cotangents of a chunk's start by its outputs, ``(Q − P X F)ᵀ dy``."""
+    chunk, n, b, h, m, i = place(chunks, HEADS, M)
+    d, exists = tl.arange(0, BK), m < steps
+    read = exists & (m % NH == NH - 1)
+    keys, _, w, between, through = writes(
+        k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
+    )
+    queries = tile(q, q_s, b, h, m, d, read, K, NH)
+    scores = times(queries, tl.trans(w), PRECISION)
+    scores = tl.where(i[:, None] >= i[None, :], scores * between, 0.0)
+    this = n * chunks + chunk
+    moved = times(scores, block(inverse + this * M * M, i, i, M, M), PRECISION)
+    queries = through[:, None] * queries - times(moved, through[:, None] * keys, PRECISION)
+    queries = tl.trans(queries)
+    for first in range(0, V, BV):
+        j = first + tl.arange(0, BV)
+        bar = tile(d_y, d_y_s, b, h, m, j, read, V, NH)
+        keep(d_start + this * K * V, d, j, times(queries, bar, PRECISION), K, V)
+
+
+@triton.jit(do_not_specialize=["steps", "chunks"])
+def pull_values(
+    q, q_s, k, k_s, beta, beta_s, gamma, gamma_s, inverse, d_y, d_y_s, d_starts, d_v, d_v_s,
+    steps, chunks, HEADS,
+    K: tl.constexpr, V: tl.constexpr, NH: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Cotangents of the values, ``Xᵀ (Pᵀ dy + W dS)`` with that of the chunk's end."""
+    chunk, n, b, h, m, i = place(chunks, HEADS, M)
+    d, exists = tl.arange(0, BK), m < steps
+    read = exists & (m % NH == NH - 1)
+    _, _, w, between, _ = writes(
+        k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
+    )
+    scores = times(tile(q, q_s, b, h, m, d, read, K, NH), tl.trans(w), PRECISION)
+    scores = tl.trans(tl.where(i[:, None] >= i[None, :], scores * between, 0.0))
+    w *= last(between, i, M)[:, None]
+    x = tl.trans(block(inverse + (n * chunks + chunk) * M * M, i, i, M, M))
+    end = d_starts + (n * (chunks + 1) + chunk + 1) * K * V
+    for first in range(0, V, BV):
+        j = first + tl.arange(0, BV)
+        bar = times(scores, tile(d_y, d_y_s, b, h, m, j, read, V, NH), PRECISION)
+        bar += times(w, block(end, d, j, K, V), PRECISION)
+        put(d_v, d_v_s, b, h, m, j, times(x, bar, PRECISION), exists, V, NH)
+
+
+@triton.jit
+def outer(
+    x, x_s, state, b, h, m, d, exists, K, V: tl.constexpr, NH: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``x Sᵀ``, of micro-steps with rows of a state."""
+    total = tl.zeros([m.shape[0], d.shape[0]], x.dtype.element_ty)
+    for first in range(0, V, BV):
+        j = first + tl.arange(0, BV)
+        part = tl.trans(block(state, d, j, K, V))
+        total += times(tile(x, x_s, b, h, m, j, exists, V, NH), part, PRECISION)
+    return total
+
+
+@triton.jit(do_not_specialize=["steps", "chunks"])
+def gradients(
+    q, q_s, k, k_s, beta, beta_s, gamma, gamma_s, starts, errors, errors_s, d_y, d_y_s,
+    d_starts, d_v, d_v_s, d_q, d_q_s, d_k, d_k_s, d_beta, d_beta_s, d_gamma, d_gamma_s,
+    steps, chunks, HEADS,
+    K: tl.constexpr, V: tl.constexpr, NH: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Cotangents of queries, keys, step sizes and decays, from those of values and all starts."""
+    chunk, n, b, h, m, i = place(chunks, HEADS, M)
+    d, exists = tl.arange(0, BK), m < steps
+    read = exists & (m % NH == NH - 1)
+    d_system = tl.zeros([M, M], k.dtype.element_ty)
+    d_scores = tl.zeros([M, M], k.dtype.element_ty)
+    for first in range(0, V, BV):
+        j = first + tl.arange(0, BV)
+        u = tl.trans(tile(errors, errors_s, b, h, m, j, exists, V, NH))
+        d_system -= times(tile(d_v, d_v_s, b, h, m, j, exists, V, NH), u, PRECISION)
+        d_scores += times(tile(d_y, d_y_s, b, h, m, j, read, V, NH), u, PRECISION)
+    d_system = tl.where(i[:, None] > i[None, :], d_system, 0.0)
+
+    state = (n * (chunks + 1) + chunk) * K * V
+    start, end = starts + state, d_starts + state + K * V
+    d_faded = outer(d_v, d_v_s, start, b, h, m, d, exists, K, V, NH, BV, PRECISION)
+    d_read = outer(d_y, d_y_s, start, b, h, m, d, read, K, V, NH, BV, PRECISION)
+    d_w = outer(errors, errors_s, end, b, h, m, d, exists, K, V, NH, BV, PRECISION)
+    keys, sizes, w, between, through = writes(
+        k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
+    )
+    queries = tile(q, q_s, b, h, m, d, read, K, NH)
+    if DECAY:
+        changes = d_system * times(keys, tl.trans(w), PRECISION)
+        changes += d_scores * times(queries, tl.trans(w), PRECISION)
+        d_through = tl.sum(d_read * queries, 1) - tl.sum(d_faded * keys, 1)
+        # The end of the chunk has what its micro-steps wrote, and what is left of its start.
+        changes = tl.where(i[:, None] == M - 1, changes + tl.sum(d_w * w, 1)[None, :], changes)
+        left = tl.zeros([BK], k.dtype.element_ty)
+        for first in range(0, V, BV):
+            j = first + tl.arange(0, BV)
+            left += tl.sum(block(start, d, j, K, V) * block(end, d, j, K, V), 1)
+        d_through = tl.where(i == M - 1, d_through + tl.sum(left, 0), d_through)
+        # The product after j up to i has the factor γ_s between those up to s − 1 and after s.
+        before, through_before = decays(gamma, gamma_s, b, h, m, i, exists, NH, 1)
+        d_g = tl.sum(times(tl.trans(between), changes, PRECISION) * before, 1)
+        d_g += tl.sum(between * d_through[:, None], 0) * through_before
+        tl.store(d_gamma + rows(d_gamma_s, b, h, m, NH), d_g, mask=exists & (m % NH == 0))
+
+    d_system *= between
+    d_scores *= between
+    d_w *= last(between, i, M)[:, None]
+    d_w += times(tl.trans(d_system), keys, PRECISION)
+    d_w += times(tl.trans(d_scores), queries, PRECISION)
+    d_queries = times(d_scores, w, PRECISION) + through[:, None] * d_read
+    put(d_q, d_q_s, b, h, m, d, d_queries, read, K, NH)
+    d_keys = times(d_system, w, PRECISION) - through[:, None] * d_faded + sizes[:, None] * d_w
+    put(d_k, d_k_s, b, h, m, d, d_keys, exists, K, NH)
+    tl.store(d_beta + rows(d_beta_s, b, h, m, NH), tl.sum(d_w * keys, 1), mask=exists)
+
+
+# -- launches ----------------------------------------------------------------------------------
+
+Strided = tuple[Tensor, tuple[int, ...]]
+
+
+def strided(x: Tensor) -> Strided:
+    """A tensor and its strides; what a token has once is there for all of its micro-steps."""
+    sizes = zip(x.shape, x.stride(), strict=True)
+    return x, tuple(0 if size == 1 else stride for size, stride in sizes)
+
+
+class Chunks:
+    """Sizes and launches of one problem, cut into chunks of at most ``most`` tokens or so.
+
+    ``sequences`` are queries ``(B, T, 1, H, K)``, keys and values ``(B, T, NH, H, K or V)``, step
+    sizes ``(B, T, NH, H, 1)`` and, if there are any, decays ``(B, T, 1, H, 1)``, of one dtype and
+    any strides.
+    """
+
+    def __init__(self, sequences: Sequence[Tensor], most: int):
+        q, k, v, beta, *gamma = sequences
+        B, T, NH, self.heads, self.K = k.shape
+        self.V, self.copies, self.steps = v.shape[-1], B * self.heads, T * NH
+        wide = triton.next_power_of_2(max(16, self.K))
+        self.M = min(LARGEST, max(16, triton.next_power_of_2(min(T, most) * NH)))
+        self.count = triton.cdiv(self.steps, self.M)
+        self.q, self.k, self.v, self.beta = (strided(x) for x in (q, k, v, beta))
+        self.gamma = strided(gamma[0]) if gamma else self.beta  # a stand-in that is not read
+        self.constants: dict[str, Any] = {
+            "K": self.K,
+            "V": self.V,
+            "NH": NH,
+            "M": self.M,
+            "BK": wide,
+            "BV": min(32, max(16, triton.next_power_of_2(self.V))),
+            "DECAY": bool(gamma),
+            "PRECISION": precision(k),
+            "num_warps": 2 if wide <= 64 else 4,
+        }
+
+    def empty(self, *shape: int) -> Tensor:
+        """Something for every copy, ``B·H``, of the recurrence."""
+        return self.k[0].new_empty(self.copies, *shape)
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Outputs ``(B, T, 1, H, V)``, and what the backward pass reads (:func:`run_delta`)."""
+        n, v = self.count, self.v[0]
+        return (
+            v.new_empty(*v.shape[:2], 1, *v.shape[3:]),
+            v.new_empty(v.shape),
+            self.empty(n + 1, self.K, self.V),
+            self.empty(n, self.M, self.M),
+            self.empty(n, self.K, self.K),
+        )
+
+    def run(self, kernel: Any, *given: Tensor | Strided, **others: int) -> None:
+        flat = [y for x in given for y in (x if isinstance(x, tuple) else (x,))]
+        grid = (self.count * self.copies,)
+        kernel[grid](*flat, self.steps, self.count, self.heads, **self.constants | others)
+
+
+def run_delta(
+    sequences: Sequence[Tensor], start: Tensor, most: int
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Outputs ``(B, T, H, V)``, the final state, and for the backward pass all errors
+    ``(B, T, NH, H, V)``, the starts of all chunks and the end ``(B·H, n + 1, K, V)``, inverses
+    ``(B·H, n, M, M)`` and transitions ``(B·H, n, K, K)``. States are ``(B·H, K, V)``."""
+    c = Chunks(sequences, most)
+    y, *kept = c.outputs()
+    errors, starts, inverse, op = kept
+    forcing = c.empty(c.count, c.K, c.V)
+    c.run(prepare, c.k, c.v, c.beta, c.gamma, inverse, op, forcing)
+    starts[:, 0] = start
+    run_chain(op, forcing, starts, back=False)
+    out = strided(errors), strided(y)
+    # With many rows, narrow products are spread badly over the warps.
+    columns = c.constants["BV"] if c.K <= 64 or c.V <= 32 else 64
+    c.run(emit, c.q, c.k, c.v, c.beta, c.gamma, inverse, starts, *out, BV=columns)
+    return y.squeeze(2), starts[:, -1].clone(), kept
+
+
+def run_delta_back(
+    sequences: Sequence[Tensor], kept: Sequence[Tensor], most: int, d_y: Tensor, d_end: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Cotangents of the sequences and of the first state, from those of the outputs and of the
+    final state."""
+    c = Chunks(sequences, most)
+    errors, starts, inverse, op = kept
+    bar = strided(d_y.unsqueeze(2))
+    d_start, d_starts = c.empty(c.count, c.K, c.V), torch.empty_like(starts)
+    c.run(pull, c.q, c.k, c.beta, c.gamma, inverse, bar, d_start)
+    d_starts[:, -1] = d_end
+    run_chain(op, d_start, d_starts, back=True)
+    found = [x.new_empty(x.shape) for x in sequences]
+    d_q, d_k, d_v, d_beta, *d_gamma = (strided(x) for x in found)
+    given = c.q, c.k, c.beta, c.gamma
+    c.run(pull_values, *given, inverse, bar, d_starts, d_v)
+    sums = d_q, d_k, d_beta, *(d_gamma or [d_beta])
+    c.run(gradients, *given, starts, strided(errors), bar, d_starts, d_v, *sums)
+    return found, d_starts[:, 0].clone()
