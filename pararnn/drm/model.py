@@ -57,7 +57,7 @@ class Before:
     refined : tuple of Tensor
         The last state that came into each refinement layer, ``(B, d_state)``.
     mixer : tuple of Tensor
-        See :meth:`CausalLocalMixer.run`; empty before the first token.
+        See :meth:`CausalLocalMixer.run <pararnn.drm.CausalLocalMixer.run>`; empty before the first token.
     """
 
     base: Tensor
