@@ -79,6 +79,8 @@ class Variant:
         Parameter count at the sizes of :data:`BASE`; those of :data:`VARIANTS` are published.
     losses
         Weights of the auxiliary losses; none for the variants trained by cross entropy alone.
+    kept
+        Fields that make it what it is, so that no other sizes may change them.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Variant:
     changes: Mapping[str, Any]
     parameters: int
     losses: LossWeights = field(default_factory=LossWeights)
+    kept: tuple[str, ...] = ()
 
     def config(self, **changes: Any) -> DRMConfig:
         """Its configuration; ``changes`` come last, such as ``**TINY``.
@@ -93,8 +96,14 @@ class Variant:
         Raises
         ------
         TypeError, ValueError
-            As :class:`DRMConfig`.
+            As :class:`DRMConfig`; and if a field that is kept would change.
         """
+        for name in self.kept:
+            if changes.get(name, self.changes[name]) != self.changes[name]:
+                raise ValueError(
+                    f"{name}: got {changes[name]!r} for {self.name}, expected "
+                    f"{self.changes[name]!r}, which makes it this control; leave it out."
+                )
         return DRMConfig().changed(**{**BASE, **self.changes, **changes})
 
 
@@ -217,12 +226,14 @@ CONTROLS: Mapping[str, Variant] = MappingProxyType(
                 "J_NO_DIRECTION with first steps as long as those of J",
                 {**_J, **_DIRECT, "direct_scale": "matched"},
                 83_206_400,
+                kept=("direct_scale",),
             ),
             Variant(
                 "J_FREE_DIRECTIONS",
                 "J with directions of any kind, not of one basis",
                 {**_J, "direction_basis": 0},
                 448_935_808,
+                kept=("direction_basis",),
             ),
         )
     }

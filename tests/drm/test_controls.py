@@ -26,6 +26,20 @@ def test_rows():
     assert CONTROLS["J_NO_DIRECTION_SCALED"].parameters == VARIANTS["J_NO_DIRECTION"].parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("J_FREE_DIRECTIONS", {"direction_basis": 6}),
+        ("J_NO_DIRECTION_SCALED", {"direct_scale": "one"}),
+    ],
+)
+def test_what_makes_a_control_stays(name, change):
+    """Sizes that would undo it are an error."""
+    with pytest.raises(ValueError, match=f"{next(iter(change))}: got .* for {name}"):
+        variant(name).config(**change)
+    assert variant(name).config(**dict(CONTROLS[name].changes)) == variant(name).config()
+
+
 def lengths(config, seeds=8):
     """Mean length of the first raw velocities, over initial weights, states and tokens."""
     d, e, found = config.d_state, config.d_token, []
@@ -79,8 +93,8 @@ def test_scale():
 @pytest.mark.parametrize("name", CONTROLS)
 def test_models(name, published):
     """Causal, and trainable."""
-    config = variant(name).config(**{**TINY, **dict(CONTROLS[name].changes)})
-    config = config.changed(memory_hidden=9)
+    row = variant(name)
+    config = row.config(**{size: v for size, v in TINY.items() if size not in row.kept})
     config = config.published().changed(naturalization_warmup=0) if published else config
     model = DRM(config).double()
     tokens = torch.randint(17, (2, 11), generator=torch.Generator().manual_seed(0))
