@@ -101,6 +101,11 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
             f"read: got {tokens.shape[0]} rows of tokens and a stream of {stream.start.shape[0]}, "
             "expected as many."
         )
+    if not _fits(model, stream):
+        raise ValueError(
+            "read: stream: got that of a model of another width or with other parts, expected one that "
+            "read or start_stream returned for this model."
+        )
     tokens = tokens.to(stream.start.device, torch.int64)
     block, every = model.config.block_length, _resume_every(model.config)
     logits, at = [], 0
@@ -119,6 +124,19 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
         at += size
     empty = stream.start.new_empty(tokens.shape[0], 0, model.config.vocab_size)
     return torch.cat(logits, 1) if logits else empty, stream
+
+
+def _fits(model: DRM, stream: Stream) -> bool:
+    """Whether the model has a use for all of a stream, and needs no more."""
+    before, memory = stream.before, stream.memory is not None
+    layers = len(model.mixer.convs) if model.mixer is not None else 0
+    return (
+        stream.start.shape[1] == model.config.d_state
+        and len(before.refined) == len(model.refinement)
+        and len(before.mixer) in (0, layers)
+        and (memory or not model.carries_memory)
+        and (not memory or model.memory is not None)
+    )
 
 
 def _within(model: DRM, tokens: Tensor, stream: Stream) -> tuple[Tensor, Stream]:

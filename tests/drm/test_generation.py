@@ -277,6 +277,26 @@ def test_arguments_of_another_type(arguments, message):
         generate(build(), prompt, length, **dict(zip(("temperature", "top_k"), rest, strict=False)))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"d_state": 8},
+        {"memory": False},
+        {"mixer_layers": 3},
+        {"mixer": False},
+        {"refinement_layers": 1},
+    ],
+    ids=str,
+)
+def test_streams_of_another_model(changes):
+    _, stream = read(build(), text(2, 6))
+    with pytest.raises(ValueError, match="stream: got that of a model of another width or"):
+        read(build(**changes), text(2, 1), stream)
+    if "mixer" not in changes and "mixer_layers" not in changes:
+        with pytest.raises(ValueError, match="stream: got that of"):
+            read(build(), text(2, 1), start_stream(build(**changes), 2))
+
+
 def test_streams_of_another_type():
     with pytest.raises(TypeError, match="stream: got int, expected a Stream"):
         read(build(), text(1, 3), 3)
