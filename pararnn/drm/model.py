@@ -229,7 +229,7 @@ class DRM(nn.Module):
         config = self.config
         if config.path != "block" or config.transition == "none":
             return None
-        length = config.block_length or max(1, e.shape[1])
+        length = min(config.block_length or e.shape[1], e.shape[1]) or 1
         carried = out.states if config.block_carry == "final" else out.base
         start = torch.cat([z.unsqueeze(1), carried], 1)[:, : e.shape[1] : length]
         return Blocks(self.dynamics, start, out.base, e, strength, length)

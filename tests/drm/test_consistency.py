@@ -136,6 +136,9 @@ def test_samples_cost_less():
         base, exact = out.blocks.sampled(every, length)
         assert seen == want
         assert base.shape == exact.shape
+    seen.clear()
+    model(TOKENS[:, :3], trace=True).blocks.sampled()  # shorter than a block
+    assert seen == [1] * 3
 
 
 @pytest.mark.parametrize(
