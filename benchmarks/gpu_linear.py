@@ -32,6 +32,9 @@ Results: `<out>/<date>-h200-linear.json` (the name has the device), with
     scan            rows: coefficients, dtype, shape (B, T, D); floor, forward, both (times in ms:
                     states alone; states and gradients), error against float64
     peers           rows: peer, layout, shape; forward, both, error; or the exception
+    delta           rows of the delta rule: library, dtype, shape (B, T, heads, rows and columns of a
+                    state); floor (queries, keys, values in and outputs out; backward all of them and
+                    their cotangents), forward, both, error against float64
     layers          rows: library, mixer, precision, shape; `both`, forward and backward together, as
                     the times above say; `eager`, the same call by call; peak bytes of such a call
                     above what was there before it
@@ -86,6 +89,7 @@ ROUNDINGS = 8
 LOOSE = {"float32": 32, "bfloat16": 2}  # roundings of the largest entry that a mixer may be off
 SHAPES = ((64, 512, 1024), (8, 2048, 1024), (1, 131072, 256))
 COEFFICIENTS = ("sigmoid", "near 1")
+DELTA = ((8, 2048, 8, 64), (8, 2048, 4, 128))
 LAYER = (8, 2048, 512)
 MIXERS = ("MinGRU", "SignedMinGRU", "RotationMinGRU", "GivensMinGRU")
 LAYERS = (*MIXERS, "DeltaMinGRU")
@@ -97,6 +101,7 @@ DECAY: dict[str, Any] = {"decay": "learnable", "decay_rate": 0.3, "log1p_delta":
 PRECISIONS = {"float32": "highest", "TF32": "high"}
 SAMPLES = (1, 2)  # at a time, of layers that are computed anew in the backward pass
 SMOKE = (8, 24, 8)
+SMOKE_DELTA = (2, 40, 2, 4)
 PEERS = ("fla", "accelerated-scan", "mingru-scans", "mingru-scans, eager")
 WARP = "accelerated-scan, CUDA"
 PACKAGES = ("mingru-scans", "accelerated-scan", "fla-core")
@@ -436,6 +441,7 @@ def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[J
             yield Job(kind, name, **common)
     for dtype in DTYPES:
         yield Job("scan", "", dtype, **common)
+        yield Job("delta", "pararnn", dtype, **common)
     for name in ("linear_scan", "matrix_scan", "parallel_scan_log"):
         for dtype in DTYPES:
             yield Job("cases", name, dtype, **common)
@@ -445,6 +451,7 @@ def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[J
     if peer:
         for name in ("DeltaMinGRU", "GivensMinGRU", "RotationMinGRU", "MinGRU", "SignedMinGRU"):
             yield Job("peer layer", name, peer=peer, **common)
+        yield Job("delta", "fla", "bfloat16", peer=peer, **common)
         for width in (1024, 256):  # many variants to compile
             yield Job("peer", "fla", widths=(width,), peer=peer, **common)
         for name in PEERS[1:]:
@@ -496,6 +503,11 @@ def compile_for(job: Job) -> None:
         for shape in [SMOKE] if job.smoke else SHAPES:
             leaves, bar = problem("sigmoid", shape, job.dtype, job.device)
             for call in calls(own_scan(job.backend), leaves, bar).values():
+                call()
+    elif job.kind == "delta":
+        for B, _, *sizes in [SMOKE_DELTA] if job.smoke else DELTA:
+            leaves, bar = delta_problem((B, 256, *sizes), job.dtype, job.device)
+            for call in calls(delta_rule(job.name, job.backend), leaves, bar).values():
                 call()
     elif job.kind == "peer":
         peer = PEER[job.name]()
@@ -577,6 +589,40 @@ def scan_row(clock: Clock, own: Peer, coefficients: str, shape: tuple[int, ...],
         row[part] = measured(clock, call)
     with torch.no_grad():
         row["error"] = error_of(own.back(own.run(*mine)), leaves)
+    return row
+
+
+# -- the delta rule --------------------------------------------------------------------------------
+
+
+def delta_problem(shape: tuple[int, ...], dtype: str, device: str) -> tuple[list[Tensor], Tensor]:
+    """Queries, keys of norm 1, values and step sizes in (0, 2), and the cotangent of the outputs."""
+    torch.manual_seed(0)
+    q, k, v, bar = (torch.randn(shape, device=device) for _ in range(4))
+    beta = 2 * torch.randn(shape[:-1], device=device).sigmoid()
+    leaves = (q, nn.functional.normalize(k, dim=-1), v, beta)
+    kind = DTYPES[dtype]
+    return [x.to(kind).requires_grad_() for x in leaves], bar.to(kind)
+
+
+def delta_rule(library: str, backend: str = "auto") -> Callable[..., Tensor]:
+    if library == "fla":
+        module = fla_module("delta_rule")
+        return lambda q, k, v, beta: module.chunk_delta_rule(q, k, v, beta, scale=1.0)[0]
+    scan = scan_named("delta_scan")
+    return lambda *given: scan(*given, backend=backend)[0]
+
+
+def delta_row(clock: Clock, library: str, backend: str, shape: tuple[int, ...], dtype: str) -> Row:
+    """Times of one delta rule; its error is that of the first row and head."""
+    leaves, bar = delta_problem(shape, dtype, clock.device)
+    run = delta_rule(library, backend)
+    row: Row = {n: measured(clock, call) for n, call in calls(run, leaves, bar).items()}
+    with torch.no_grad():
+        part = [x.detach()[:1, :, :1].double() for x in leaves]
+        exact = delta_rule("pararnn", "eager")(*part)
+        off = run(*leaves)[:1, :, :1] - exact
+        row["error"] = float(off.abs().max() / exact.abs().max())
     return row
 
 
@@ -687,21 +733,22 @@ def peer_mixer(name: str, d_in: int, width: int) -> nn.Module:
     return module
 
 
-def fla_module() -> Any:
-    """The module of chunk_hgrn, without the packages around it, which import everything else."""
+def fla_module(name: str) -> Any:
+    """The module of a recurrence's chunks, without the packages around it, which import everything
+    else."""
     found = importlib.util.find_spec("fla")
     if found is None or found.origin is None:
         raise ImportError("no fla in the peers' folder")
     root = Path(found.origin).parent
-    for name in ("ops", "ops/utils", "ops/hgrn"):
-        package = types.ModuleType("fla." + name.replace("/", "."))
-        package.__path__ = [str(root / name)]
+    for path in ("ops", "ops/common", f"ops/{name}", "modules", "modules/norm"):
+        package = types.ModuleType("fla." + path.replace("/", "."))
+        package.__path__ = [str(root / path)]
         sys.modules.setdefault(package.__name__, package)
-    return importlib.import_module("fla.ops.hgrn.chunk")
+    return importlib.import_module(f"fla.ops.{name}.chunk")
 
 
 def fla_scan() -> Peer:
-    module = fla_module()
+    module = fla_module("hgrn")
 
     def own(leaves: list[Tensor], bar: Tensor) -> tuple[list[Tensor], Tensor]:
         """It is given log a; and it tunes itself anew, so that it is tuned for this shape."""
@@ -775,6 +822,15 @@ def as_peer(job: Row) -> None:
     if job["task"] == "layers":
         shape = tuple(job["shapes"][0])
         for row in layer_rows(clock, peer_mixer, shape, library="mingru-scans"):
+            emit(row)
+        return
+    if job["task"] == "delta":
+        for shape in job["shapes"]:
+            row = {"library": "fla", "dtype": "bfloat16", "shape": shape}
+            try:
+                row |= delta_row(clock, "fla", "", tuple(shape), "bfloat16")
+            except Exception as error:
+                row["exception"] = repr(error)[:500]
             emit(row)
         return
     for name in job["names"]:
@@ -884,6 +940,23 @@ class Session:
                         row["exception"] = traceback.format_exc()[-1500:]
                     rows.append(row)
                     say(f"scan {dtype} {shape} {coefficients}: {brief(row)}")
+
+    def delta(self) -> None:
+        rows = self.found["delta"] = []
+        shapes = [SMOKE_DELTA] if self.smoke else list(DELTA)
+        for dtype in DTYPES:
+            for shape in shapes:
+                row: Row = {"library": "pararnn", "dtype": dtype, "shape": shape}
+                try:
+                    row |= delta_row(self.clock, "pararnn", self.backend, shape, dtype)
+                except Exception:
+                    row["exception"] = traceback.format_exc()[-1500:]
+                rows.append(row)
+        rows += self.rows_of({"task": "delta", "shapes": shapes}, 40)
+        for row in rows:
+            one = self.floor(row["shape"], row["dtype"])["forward"] / 3
+            row["floor"] = {"forward": 4 * one, "both": 12 * one}
+            say(f"delta {row['library']} {row['dtype']} {row['shape']}: {brief(row)}")
 
     def peers(self) -> None:
         rows = self.found["peers"] = []
@@ -1023,7 +1096,18 @@ def report(row: Row) -> None:
         say(f"FAIL {label}: {bad}")
 
 
-SECTIONS = ("checks", "copy", "scan", "layers", "peers", "peer_layers", "gemm", "groups", "warp")
+SECTIONS = (
+    "checks",
+    "copy",
+    "scan",
+    "delta",
+    "layers",
+    "peers",
+    "peer_layers",
+    "gemm",
+    "groups",
+    "warp",
+)
 
 
 def versions(folder: str | None) -> dict[str, str]:

@@ -104,6 +104,25 @@ def peer_table(found: Found) -> str:
     )  # fmt: skip
 
 
+def delta_table(found: Found) -> str:
+    lines = []
+    for row in sorted(found["delta"], key=lambda r: (same(r["shape"]), r["library"] != OURS)):
+        line = [by(row["shape"]), row["library"], row["dtype"]]
+        if "exception" in row:
+            lines.append([*line, "–", "", "–", "", ""])
+            continue
+        for part in PARTS:
+            line += [captured(row, part), times(median(row, part) / row["floor"][part])]
+        lines.append([*line, tiny(row["error"])])
+    return table(
+        "Times of the delta rule",
+        ["batch × time × heads × rows", "library", "dtype", "forward", "of floor",
+         "forward and backward", "of floor", "error"],
+        lines,
+        left=3,
+    )  # fmt: skip
+
+
 def first(rows: list[Row]) -> Row | None:
     return rows[0] if rows else None
 
@@ -254,6 +273,7 @@ def outputs(found: Found) -> Iterator[tuple[Path, str]]:
         ("goals", goal_table),
         ("scan", scan_table),
         ("peers", peer_table),
+        ("delta", delta_table),
         ("layers", layer_table),
         ("memory", memory_table),
         ("checks", checks_table),

@@ -25,22 +25,31 @@ def contained(
     ``sequences`` are queries, keys, values, step sizes and, if there are any, decays, all of shape
     ``(B, T, m, H, d)``; ``start`` is ``(B, H, dk, dv)``, ``resets`` ``(B, T)``.
     """
-    q_bad, k_bad, v_bad, *others = ((~s.isfinite()).any(2) for s in sequences)
-    head = k_bad.any(-1, keepdim=True)
-    for bad in others:
-        head = head | bad
-    bad = v_bad | head  # (B, T, H, dv): a value spoils its column of the state, a key all columns
-    before = (~start.isfinite()).any(-2)
-    # How many came since the state was last forgotten.
-    count, begin = bad.to(start.dtype), before.to(start.dtype)
-    spoiled = cast(Tensor, linear_scan(torch.ones_like(count), count, begin, resets=resets)) > 0
-    y, end = run([_finite(s) for s in sequences], _finite(start))
-    lost = spoiled | q_bad.any(-1, keepdim=True)
+    q, k, v, *others = masks = [s.isfinite() for s in sequences]
+    head = k.all(2).all(-1, keepdim=True)
+    for mask in others:
+        head = head & mask.all(2)
+    fine = (
+        v.all(2) & head
+    )  # (B, T, H, dv): a value spoils its column of the state, a key all columns
+    begin = start.isfinite()
+    spoiled = _since(~fine, ~begin.all(-2), resets)
+    given = [torch.where(mask, s, 0.0) for mask, s in zip(masks, sequences, strict=True)]
+    y, end = run(given, torch.where(begin, start, 0.0))
+    lost = spoiled | ~q.all(2).all(-1, keepdim=True)
     return (
         torch.where(lost, torch.nan, y),
         torch.where(spoiled[:, -1].unsqueeze(-2), torch.nan, end),
     )
 
 
-def _finite(x: Tensor) -> Tensor:
-    return torch.where(x.isfinite(), x, torch.zeros_like(x))
+def _since(bad: Tensor, before: Tensor, resets: Tensor | None) -> Tensor:
+    """Whether there was a bad number up to each step, or ``before`` them, since the state was last
+    forgotten."""
+    if resets is None:
+        length = bad.shape[1]
+        time = torch.arange(length, dtype=torch.int32, device=bad.device)[:, None, None]
+        first = torch.where(bad, time, length).amin(1).masked_fill(before, 0)
+        return time >= first.unsqueeze(1)
+    count, begin = bad.float(), before.float()
+    return cast(Tensor, linear_scan(torch.ones_like(count), count, begin, resets=resets)) > 0

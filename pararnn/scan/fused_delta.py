@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import state_dtype
 from ..kernels import missing
 from ..kernels.support import on_device_of
 from .backend import Fused, register_fused
 from .delta import NAME, in_chunks
+from .inputs import common_dtype
 
-LARGEST = 128
+LARGEST = {torch.float32: 128, torch.float64: 64}
 """Rows of a state that a program holds."""
 
 
@@ -102,8 +104,12 @@ def fused_chunks(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Ten
 
 def _lacks(q: Tensor, k: Tensor, *others: Tensor | None) -> str | None:
     """Why the kernels cannot run a delta rule; None if they can."""
-    if q.shape[-1] > LARGEST:
-        return f"the kernels hold states of at most {LARGEST} rows, not dk={q.shape[-1]}"
+    dtype = state_dtype(common_dtype(q, k, *others))
+    if q.shape[-1] > LARGEST[dtype]:
+        return (
+            f"the kernels hold {dtype} states of at most {LARGEST[dtype]} rows, not "
+            f"dk={q.shape[-1]}"
+        )
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms the eager scan only"
     return None if torch.compiler.is_compiling() else missing(q.device)

@@ -80,7 +80,7 @@ def test_delta_rule(kit, length, size, reverse):
     [
         (40, {"micro": 1, "k": 17, "v": 37, "decay": False}),
         (23, {"micro": 3, "k": 3, "v": 1}),  # chunks begin within tokens
-        (5, {"micro": 1, "k": 70, "v": 3}),
+        (5, {"micro": 1, "k": 50, "v": 3}),
     ],
 )
 def test_sizes_in_float64(kit, length, sizes):
@@ -88,6 +88,13 @@ def test_sizes_in_float64(kit, length, sizes):
     found, wanted = both(kit, values)
     for got, want in zip(found, wanted, strict=True):
         close(got, want, tolerance=1e-12)
+
+
+def test_many_rows(kit):
+    values, _ = delta(kit, 5, micro=1, k=70, v=3)
+    found, wanted = both(kit, values)
+    close(found[0], wanted[0])
+    close(found[1], wanted[1], tolerance=2e-5)
 
 
 def test_any_strides(kit):
@@ -148,8 +155,11 @@ def test_bad_numbers_stay_where_they_are(kit):
 
 def test_refusals_say_why(kit):
     wide, _ = delta(kit, 5, k=130)
-    with pytest.raises(RuntimeError, match="at most 128 rows, not dk=130"):
+    with pytest.raises(RuntimeError, match=r"torch.float32 states of at most 128 rows, not dk=130"):
         run(delta_scan, wide, backend="fused")
+    exact, _ = delta(kit, 5, k=65, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"torch.float64 states of at most 64 rows, not dk=65"):
+        run(delta_scan, exact, backend="fused")
     values, _ = delta(kit, 5)
     with pytest.raises(RuntimeError, match=r"torch\.func transforms the eager scan only"):
         torch.func.grad(lambda v: run(delta_scan, values | {"v": v}, backend="fused")[0].sum())(

@@ -560,6 +560,34 @@ def test_compile_a_layer(kit, dynamic):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+MIXERS = {
+    "MinGRU": {},
+    "MinLSTM": {},
+    "SignedMinGRU": {},
+    "RotationMinGRU": {"snap": None},  # a snapped angle jumps where a rounding differs
+    "GivensMinGRU": {"block_size": 4},
+    "DeltaMinGRU": {"n_heads": 2, "nh": 2},
+}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on the CPU: tests/cells")
+@pytest.mark.parametrize("decay", [None, "learnable"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_inductor_compiles_every_mixer(name, decay):
+    """One graph, and what the layer computes by itself, with kernels on both sides."""
+    torch.manual_seed(0)
+    layer = getattr(pararnn, name)(3, 8, decay=decay, **MIXERS[name]).cuda()
+    gaps = None if decay is None else torch.rand(2, 70, device="cuda")
+    torch._dynamo.reset()
+    found = []
+    for run in (torch.compile(layer, fullgraph=True), layer):
+        x = torch.linspace(-2, 2, 420, device="cuda").reshape(2, 70, 3).requires_grad_()
+        y = run(x, None, gaps)
+        found.append((y, *torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()])))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
 # -- decoding ----------------------------------------------------------------------------------
 
 

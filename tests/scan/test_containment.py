@@ -51,7 +51,8 @@ BAD = {
 
 @pytest.mark.parametrize("which", [*BAD, "all"])
 @pytest.mark.parametrize("looked_at", [True, False])
-def test_what_is_not_finite_is_what_the_loop_has(which, looked_at, monkeypatch):
+@pytest.mark.parametrize("some", [True, False], ids=["resets", "no resets"])
+def test_what_is_not_finite_is_what_the_loop_has(which, looked_at, some, monkeypatch):
     if not looked_at:  # as on a GPU, where nothing may be read
         monkeypatch.setattr(module, "readable", lambda t: False)
     inputs = draw()
@@ -59,9 +60,10 @@ def test_what_is_not_finite_is_what_the_loop_has(which, looked_at, monkeypatch):
         if which in (name, "all"):
             inputs[i][place] = value
     resets = torch.zeros(2, 11, dtype=torch.bool)
-    resets[0, 8] = resets[1, 3] = True
+    resets[0, 8] = resets[1, 3] = some
     q, k, v, beta, gamma, h0 = inputs
-    y, end = delta_scan(q, k, v, beta, h0, gamma=gamma, resets=resets, chunk_size=4)
+    given = resets if some else None
+    y, end = delta_scan(q, k, v, beta, h0, gamma=gamma, resets=given, chunk_size=4)
     want_y, want_end = loop(*inputs, resets)
     for got, want in ((y, want_y), (end, want_end)):
         assert torch.equal(got.isfinite(), want.isfinite())
