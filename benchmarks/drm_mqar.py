@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parent.parent))
 
 from pararnn import DeltaMinGRU, ParaM2RNN  # noqa: E402
-from pararnn.drm import DRM, VARIANTS, DRMConfig, variant  # noqa: E402
+from pararnn.drm import CONTROLS, DRM, VARIANTS, DRMConfig, variant  # noqa: E402
 from pararnn.drm.mqar import SIZES, VOCABULARY, recall_sequences  # noqa: E402
 from pararnn.tasks import Batch  # noqa: E402
 
@@ -133,7 +133,9 @@ def configuration(name: str, preset: str, seed: int = 0, smoke: bool = False) ->
     """Of a DRM variant, at the sizes of the probe. In float32 the published precision of
     naturalization differs by rounding only; it waits for the device, so the safe one stands for it.
     The warm-up belongs to the protocol: either has the published one."""
-    config = variant(name).config(**(SMOKE if smoke else SIZES), seed=seed)
+    row, sizes = variant(name), SMOKE if smoke else SIZES
+    sizes = {size: value for size, value in sizes.items() if size not in row.kept}
+    config = row.config(**sizes, seed=seed)
     published = config.published()
     if preset == "published":
         return published.changed(naturalization_precision="safe")
@@ -252,6 +254,7 @@ def plan(args: argparse.Namespace) -> list[Work]:
     models += [(name, "published") for name in FIRST]
     models += [(name, "notes") for name in FIRST]
     models += [(name, "published") for name in rest]
+    models += [(n, preset) for n in args.model or () if n in CONTROLS for preset in PRESETS]
     seeds = tuple(range(1, args.seeds + 1))
     return [
         Work(name, preset, seeds, args.steps, args.tests, args.device, args.smoke)
@@ -300,7 +303,7 @@ def main(arguments: list[str] | None = None) -> Path:
     parser.add_argument("--revision", default="not given", help="of the code, for the record")
     parser.add_argument("--smoke", action="store_true", help="tiny models, to test the script")
     args = parser.parse_args(arguments)
-    known = (*CELLS, *VARIANTS)
+    known = (*CELLS, *VARIANTS, *CONTROLS)
     for name in args.model or ():
         if name not in known:
             parser.error(f"--model: got {name!r}, expected one of {', '.join(known)}.")

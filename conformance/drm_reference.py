@@ -65,7 +65,9 @@ class Written:
         g = self.trunk(f"{name}.trunk", z)
         rows = self.combined(name, self.affine(f"{name}.heads", g), c.n_directions)
         if c.normalize_directions:
-            rows = torch.stack([v / max(1e-12, float(v.square().sum().sqrt())) for v in rows])
+            rows = torch.stack(
+                [v / max(c.direction_floor, float(v.square().sum().sqrt())) for v in rows]
+            )
         gates = sigmoid(
             (self.affine(f"{name}.gate_head", g) + c.gate_logit_bias) / c.gate_temperature
         )
@@ -94,6 +96,9 @@ class Written:
         weights = rows = None
         if c.transition == "direct":
             raw = self.network(f"{part}.direct", z, e)
+            if c.direct_scale == "matched":
+                gate = 1 / (1 + math.exp(-c.gate_logit_bias / c.gate_temperature))
+                raw = raw * gate * math.sqrt(c.n_directions / c.d_state)
         else:
             rows, gates = self.directions(part, z)
             mass = float(gates.sum())
@@ -206,20 +211,21 @@ class Written:
         c, z = self.c, self.p["initializer.z0"]
         memory, found = torch.zeros_like(z), []
         length = c.block_length or len(tokens)
+        acts = c.path == "block" or c.recurrent_corrections
         for piece in tokens.split(length):
             e = self.p["embedding.table.weight"][piece]
             states, increments, masses = self.base(z, e, c.path == "block")
             end = states[-1]
-            if c.mixer:
+            if acts and c.mixer:
                 states = self.mixed(z, states, increments, e, masses)
-            if c.token_residual:
+            if acts and c.token_residual:
                 moved = [c.token_residual_scale * self.affine("residual.proj", x) for x in e]
                 states = [self.corrected(s + m) for s, m in zip(states, moved, strict=True)]
-            if c.memory:
+            if acts and c.memory:
                 first = memory if c.memory_start == "carried" else z
                 states, memory = self.remembered(z, states, e, first)
-            for layer in range(c.refinement_layers):
+            for layer in range(c.refinement_layers if acts else 0):
                 states = self.refined(f"refinement.{layer}", z, states, e)
             found += [self.emitted(s) for s in states]
-            z = states[-1] if c.block_carry == "final" else end
+            z = states[-1] if c.path == "block" and c.block_carry == "final" else end
         return torch.stack(found)

@@ -656,15 +656,16 @@ def in_single(metric: Any, v: Tensor, damping: float = 0.0, precision: str = "sa
     return SOLVE(metric, v.float(), damping, "single").to(v.dtype)
 
 
-def endpoint(self: Any, states: Tensor, *given: Any) -> Tensor:
+def endpoint(self: Any, states: Tensor, *given: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A correction from the end of the block, spread over it."""
-    return MIXER(self, states, *given) + 1e-6 * states[:, -1:]
+    mixed, history = MIXER(self, states, *given)
+    return mixed + 1e-6 * states[:, -1:], history
 
 
 class Emptied(drm.Stream):
-    def __init__(self, state: drm.DRMState, rest: Tensor):
-        memory = None if state.memory is None else torch.zeros_like(state.memory)
-        super().__init__(drm.DRMState(state.z, memory), rest)
+    def __init__(self, *fields: Any):
+        *first, memory, geometry = fields
+        super().__init__(*first, None if memory is None else torch.zeros_like(memory), geometry)
 
 
 def divided(f: Tensor, u: Tensor, h0: Tensor | None = None, **options: Any) -> Any:
@@ -681,7 +682,7 @@ def all_terms(output: Any, targets: Tensor, config: Any, weights: Any = None) ->
 
 
 MAPS, METRIC = drm.SelectiveMemory.maps, drm.RelationalMetric.forward
-MIXER, SOLVE, drm_loss = drm.CausalLocalMixer.forward, drm.solve_metric, drm.drm_loss
+MIXER, SOLVE, drm_loss = drm.CausalLocalMixer.run, drm.solve_metric, drm.drm_loss
 
 
 def drm_mutants() -> Iterator[Mutant]:
@@ -704,7 +705,7 @@ def drm_mutants() -> Iterator[Mutant]:
     yield Mutant("loose sweeps", "states taken as settled too early", DRM, ("drm-paths",),
                  patch=replaced(pararnn.drm.sweeps, "TOLERANCE", {torch.float64: 1e-5}))  # fmt: skip
     yield Mutant("endpoint correction", "spread over its block", DRM, ("drm-causality", "drm-model"),
-                 patch=replaced(drm.CausalLocalMixer, "forward", endpoint))  # fmt: skip
+                 patch=replaced(drm.CausalLocalMixer, "run", endpoint))  # fmt: skip
     yield Mutant("emptied memory", "pieces of a text start without one", DRM, ("drm-streaming",),
                  patch=replaced(pararnn.drm.generation, "Stream", Emptied))  # fmt: skip
     yield Mutant("division", "by the product of the gates", DRM, ("drm-memory",),

@@ -33,9 +33,9 @@ def model(ctx: Context) -> None:
     for name, published in variants():
         with ctx.explained(label(name, published)):
             written_out(ctx, configuration(name, published, **STRONG))
-        if moving(name) and not published:
-            with ctx.explained(f"{name}, recurrent"):
-                written_out(ctx, configuration(name, **STRONG, **RECURRENT))
+        if moving(name):
+            with ctx.explained(f"{label(name, published)}, recurrent"):
+                written_out(ctx, configuration(name, published, **STRONG, **RECURRENT))
         row = drm.variant(name)
         counted = drm.parameter_count(row.config())
         ctx.require(

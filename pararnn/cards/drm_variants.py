@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..drm import VARIANTS, Variant
+from collections.abc import Mapping
+
+from ..drm import Variant
 from .typeset import prose, table
 
 HEADER = [
@@ -19,9 +21,9 @@ HEADER = [
 ]
 
 
-def variants() -> str:
+def variants(rows: Mapping[str, Variant], caption: str) -> str:
     """One row a variant, at the published 125M size."""
-    return table(HEADER, [_row(v) for v in VARIANTS.values()], "Variants of the DRM")
+    return table(HEADER, [_row(v) for v in rows.values()], caption)
 
 
 def _row(v: Variant) -> list[str]:

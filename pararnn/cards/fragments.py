@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..cells.facts import Source
 from ..cells.registry import CELLS
+from ..drm import CONTROLS, VARIANTS
 from ..drm.cards import PARTS
 from .drm_variants import variants
 from .markdown import labelled, parts_of
@@ -20,7 +21,7 @@ def cards() -> list[Card]:
 
 
 def write_fragments(directory: Path) -> None:
-    """Write ``<slug>/<part>.md`` for every card, ``catalog.md`` and ``drm/variants.md``."""
+    """Write ``<slug>/<part>.md`` for every card, ``catalog.md``, and the DRM's tables of variants."""
     every = cards()
     for c in every:
         folder = directory / c.slug
@@ -28,7 +29,12 @@ def write_fragments(directory: Path) -> None:
         for name, part in parts_of(c).items():
             (folder / f"{name}.md").write_text(part(c), encoding="utf-8")
     (directory / "catalog.md").write_text(catalog(every), encoding="utf-8")
-    (directory / "drm" / "variants.md").write_text(variants(), encoding="utf-8")
+    for rows, name, caption in (
+        (VARIANTS, "variants", "Variants of the DRM"),
+        (CONTROLS, "controls", "Controls of the DRM that were not published"),
+    ):
+        text = variants(rows, caption)
+        (directory / "drm" / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 HEADER = """\

@@ -7,6 +7,7 @@ system are switches of :class:`DRMConfig`.
 from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import PUBLISHED, DRMConfig
+from .consistency import Blocks
 from .diagnostics import (
     effective_rank,
     fisher_energy,
@@ -37,13 +38,23 @@ from .rollout import Rollout
 from .sweeps import Sweeps, sweep_states
 from .torus import torus_angles, torus_coordinates, torus_difference, torus_distance
 from .trace import Trace
-from .variants import AUXILIARY, VARIANTS, Variant, matched_memory, parameter_count, variant
+from .variants import (
+    AUXILIARY,
+    CONTROLS,
+    VARIANTS,
+    Variant,
+    matched_memory,
+    parameter_count,
+    variant,
+)
 
 __all__ = [
     "AUXILIARY",
+    "CONTROLS",
     "DRM",
     "PUBLISHED",
     "VARIANTS",
+    "Blocks",
     "CausalLocalMixer",
     "DRMConfig",
     "DRMDynamics",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..scan import prefix_sum
 from .bound import bound_state
-from .dynamics import DRMDynamics
+from .dynamics import DRMDynamics, Geometry
 from .rollout import Rollout, joined
 
 
 def block_states(
-    dynamics: DRMDynamics, z: Tensor, e: Tensor, strength: float, *, measure: bool = True
+    dynamics: DRMDynamics,
+    z: Tensor,
+    e: Tensor,
+    strength: float,
+    *,
+    measure: bool = True,
+    geometry: Geometry | None = None,
+    reached: Tensor | None = None,
 ) -> Rollout:
     r"""States of one block, \(\tilde z_t = \mathrm{Bnd}(z_b + \sum_{j \le t} dt\,v_j)\).
 
@@ -32,20 +40,25 @@ def block_states(
         Of naturalization.
     measure
         Evaluate the metric even where the strength is 0 and nothing but a loss looks at it.
+    geometry, reached
+        To go on inside of a block that starts at ``z``: its geometry, and the start plus the increments
+        of the tokens before, ``(B, d_state)``, in float32 at least. Evaluated, and ``z``, if not given.
     """
     c, radius = dynamics.config, dynamics.radius
     start = z.unsqueeze(1)
     if c.transition == "none":
         states = start.expand(-1, e.shape[1], -1)
         return Rollout(states, states.new_zeros(()).expand_as(states), None, (), ())
-    geometry = dynamics.geometry(z, metric=measure or strength != 0)
+    if geometry is None:
+        geometry = dynamics.geometry(z, metric=measure or strength != 0)
     velocity = dynamics.velocity(geometry, z, e, strength)
     if c.bound_increments and radius is not None:
         increments = bound_state(start + c.dt * velocity, radius) - start
         velocity = increments / c.dt
     else:
         increments = c.dt * velocity
-    states = bound_state(prefix_sum(increments, z), radius)
+    sums = prefix_sum(increments, z if reached is None else reached)
+    states = bound_state(sums.to(torch.result_type(increments, z)), radius)
     return Rollout(states, increments, velocity, (geometry,), (e.shape[1],))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "transition": ("direction", "direct", "none"),
+        "direct_scale": ("one", "matched"),
         "naturalization_form": ("post", "subspace", "orthonormal"),
         "naturalization_precision": ("safe", "single", "published"),
         "evaluation_strength": ("scheduled", "maximum"),
@@ -55,6 +56,7 @@ INTEGERS = {
 }
 NUMBERS = {
     "dropout": (0.0, 1.0, True),
+    "direction_floor": (0.0, math.inf, False),
     "gate_temperature": (0.0, math.inf, False),
     "gate_logit_bias": (-10.0, 10.0, True),
     "metric_eps": (0.0, math.inf, False),
@@ -88,11 +90,15 @@ class DRMConfig:
     transition
         ``'direction'``: a :class:`DirectionField` and a :class:`DRMFlow` (sections 2, 3);
         ``'direct'``: a :class:`DirectStateTransition`; ``'none'``: no base dynamics (section 13).
+    direct_scale
+        With a direct transition, ``'one'``: as it is; ``'matched'``: times ``σ(bias / temperature)
+        √(n_directions / d_state)``, so that its velocities start as long as those of as many directions
+        with these gates would.
     direction_basis, metric_basis
         With q > 0, directions (columns of ``U``) are combinations of q learned vectors, so they
         stay in one q-dimensional space, whatever the state. 0: free.
-    normalize_directions
-        Divide each direction by its Euclidean norm.
+    normalize_directions, direction_floor
+        Divide each direction by its Euclidean norm, taken as at least the floor.
     gate_temperature, gate_logit_bias, gate_top_k, gate_top_k_renormalize
         Gates are ``σ((logit + bias) / temperature)``; with k > 0 all but the k largest are 0, and
         the rest is rescaled to the former sum if asked.
@@ -132,6 +138,10 @@ class DRMConfig:
     block_carry
         The start of the next block: ``'base'``, ``z̃`` at the end (section 7), or ``'final'``, the
         state with mixer, residual and memory.
+    recurrent_corrections
+        Whether mixer, token residual, memory and refinement act on the states of the recurrent and
+        the parallel path too. If not, they are there, unused, as in the published system, which has
+        them on the block path only.
     mixer, mixer_hidden, mixer_kernel, mixer_layers, mixer_dilation_growth, mixer_scale
         The causal convolution of section 7.
     token_residual, token_residual_scale
@@ -157,8 +167,8 @@ class DRMConfig:
         If a name is unknown, or a value of another type.
     ValueError
         If a value is out of its range, or two do not go together, or one would do nothing; but
-        ``block_carry`` and ``memory_start``, switches of the published system, may be set in any
-        model.
+        ``block_carry``, ``memory_start`` and ``recurrent_corrections``, switches of the published
+        system, may be set in any model.
     """
 
     vocab_size: int = 256
@@ -170,8 +180,10 @@ class DRMConfig:
     dropout: float = 0.0
     seed: int = 0
     transition: str = "direction"
+    direct_scale: str = "one"
     direction_basis: int = 0
     normalize_directions: bool = True
+    direction_floor: float = 1e-12
     gate_temperature: float = 1.5
     gate_logit_bias: float = -1.0
     gate_top_k: int = 0
@@ -200,6 +212,7 @@ class DRMConfig:
     bound_increments: bool = False
     bound_corrections: bool = False
     block_carry: str = "base"
+    recurrent_corrections: bool = True
     mixer: bool = False
     mixer_hidden: int = 256
     mixer_kernel: int = 8
@@ -259,6 +272,16 @@ class DRMConfig:
                 f"naturalization_form: got {self.naturalization_form!r} with transition="
                 f"{self.transition!r}, which has no directions; use 'post'."
             )
+        if self.direct_scale == "matched" and self.transition != "direct":
+            raise ValueError(
+                f"direct_scale: got 'matched' with transition={self.transition!r}, which has nothing to "
+                "scale; use transition='direct', or direct_scale='one'."
+            )
+        if self.direct_scale == "matched" and not self.normalize_directions:
+            raise ValueError(
+                "direct_scale: got 'matched' with normalize_directions=False, where directions have "
+                "any length; set normalize_directions=True."
+            )
         if self.gate_top_k > self.n_directions:
             raise ValueError(
                 f"gate_top_k: got {self.gate_top_k}, expected at most n_directions="
@@ -288,7 +311,7 @@ class DRMConfig:
             plain["flow_steps"] = 1
         if self.path == "parallel":
             plain |= {"geometry_interval": 1, "truncation": 0}
-        if self.path != "block":
+        if self.path != "block" and self.corrected:
             plain["refinement_layers"] = 0
             if self.mixer or self.token_residual or self.memory:
                 plain["block_carry"] = "base"
@@ -299,6 +322,11 @@ class DRMConfig:
             raise ValueError(
                 f"{got} with path={self.path!r}, {_PATHS[self.path]}; use {fix}, or another path."
             )
+
+    @property
+    def corrected(self) -> bool:
+        """Whether mixer, token residual, memory and refinement act on the states of this path."""
+        return self.path == "block" or self.recurrent_corrections
 
     def changed(self, **changes: Any) -> DRMConfig:
         """A copy with other values."""
@@ -325,6 +353,17 @@ class DRMConfig:
         """
         return cls(**values)
 
+    def direct_factor(self) -> float:
+        """What a direct transition is multiplied by.
+
+        With unit directions whose signs are independent, ``E‖v_raw‖² = a² n E c²``, with the gates a
+        at first; and ``E‖T‖² = d E c²``, as the coordinates of T are drawn like the coefficients.
+        """
+        if self.direct_scale == "one":
+            return 1.0
+        gate = 1 / (1 + math.exp(-self.gate_logit_bias / self.gate_temperature))
+        return gate * math.sqrt(self.n_directions / self.d_state)
+
     def strength(self, step: int) -> float:
         """``s`` in a training step: it grows linearly over the warm-up."""
         warmup = self.naturalization_warmup
@@ -347,6 +386,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
         "bound_increments": True,
         "bound_corrections": True,
         "block_carry": "final",
+        "recurrent_corrections": False,
         "memory_start": "block_state",
         "action_form": "mean",
     }

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from .. import _checks as checks
 from .networks import rows, trunk
 
-NORM_FLOOR = 1e-12
 BASIS_SPREAD = 0.02
 
 
@@ -60,20 +59,25 @@ class DirectionField(nn.Module):
     basis
         q, 0 for none.
     normalize
-        Divide each direction by its Euclidean norm, at least 1e-12, or the smallest normal number
-        of the dtype.
+        Divide each direction by its Euclidean norm, at least ``floor``, or the smallest normal number
+        of the dtype. No row overflows or underflows on the way. The gradient of a row is divided by
+        its norm too, so ``floor`` bounds how much it grows where a direction vanishes.
+    floor
+        > 0; shorter directions stay shorter than 1.
     temperature, logit_bias
         \(\tau\) and the bias of the gates.
     top_k, top_k_renormalize
         Keep the k largest gates and make the rest 0, rescaling them to the former sum if asked,
-        unless their own underflows. 0 keeps all.
+        unless their own underflows. 0 keeps all. Of equal gates the first are kept; where the choice
+        changes, gates jump, and gradients are those of the gates that are kept.
     dropout
         Probability of dropout in the trunk, in training.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is not a positive integer, or ``top_k`` is larger than ``n_directions``.
+        If a size is not a positive integer, ``top_k`` is larger than ``n_directions``, or ``floor``
+        or ``temperature`` is not above 0.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class DirectionField(nn.Module):
         *,
         basis: int = 0,
         normalize: bool = True,
+        floor: float = 1e-12,
         temperature: float = 1.5,
         logit_bias: float = -1.0,
         top_k: int = 0,
@@ -97,7 +102,10 @@ class DirectionField(nn.Module):
             raise ValueError(f"top_k: got {top_k}, expected 0 to n_directions={n_directions}.")
         if not temperature > 0:
             raise ValueError(f"temperature: got {temperature}, expected a number > 0.")
-        self.normalize, self.temperature, self.logit_bias = normalize, temperature, logit_bias
+        if not floor > 0:
+            raise ValueError(f"floor: got {floor}, expected a number > 0, which divides.")
+        self.normalize, self.floor = normalize, floor
+        self.temperature, self.logit_bias = temperature, logit_bias
         self.top_k, self.top_k_renormalize = top_k, top_k_renormalize
         self.trunk = trunk(d_state, checks.positive("hidden", hidden), dropout)
         self.basis: nn.Parameter | None = None
@@ -124,15 +132,21 @@ class DirectionField(nn.Module):
         if self.basis is not None:
             vectors = vectors @ self.basis
         if self.normalize:
-            least = max(NORM_FLOOR, torch.finfo(vectors.dtype).tiny)
-            vectors = F.normalize(vectors, dim=-1, eps=least)
+            vectors = self._normalized(vectors)
         gates = torch.sigmoid((self.gate_head(g) + self.logit_bias) / self.temperature)
         return Directions(vectors, self._largest(gates))
+
+    def _normalized(self, rows: Tensor) -> Tensor:
+        """``rows / max(‖row‖, floor)``, by their largest entry first: no square overflows."""
+        least = max(self.floor, torch.finfo(rows.dtype).tiny)
+        rows = rows / rows.detach().abs().amax(-1, keepdim=True).clamp(min=least)
+        return F.normalize(rows, dim=-1, eps=1.0)
 
     def _largest(self, gates: Tensor) -> Tensor:
         if not self.top_k:
             return gates
-        index = gates.topk(self.top_k, -1).indices
+        order = gates.sort(dim=-1, descending=True, stable=True).indices
+        index = order[..., : self.top_k]
         kept = gates * torch.zeros_like(gates).scatter(-1, index, 1.0)
         if self.top_k_renormalize:
             share = kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)

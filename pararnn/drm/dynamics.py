@@ -66,6 +66,7 @@ class DRMDynamics(nn.Module):
                     h,
                     basis=config.direction_basis,
                     normalize=config.normalize_directions,
+                    floor=config.direction_floor,
                     temperature=config.gate_temperature,
                     logit_bias=config.gate_logit_bias,
                     top_k=config.gate_top_k,
@@ -76,7 +77,9 @@ class DRMDynamics(nn.Module):
                 self.flow = DRMFlow(d, e, h, config.n_directions, config.dropout)
         elif config.transition == "direct":
             with stream(config.seed, "direct", layer):
-                self.direct = DirectStateTransition(d, e, h, config.dropout)
+                self.direct = DirectStateTransition(
+                    d, e, h, config.dropout, scale=config.direct_factor()
+                )
         if config.metric:
             with stream(config.seed, "metric", layer):
                 self.metric = RelationalMetric(

@@ -1,10 +1,9 @@
 """Reading and writing token by token: prefill and decode agree with the whole forward.
 
-A state can be taken up at the end of a block only, since a block's geometry, its mixer and its
-memory's first input start there. A :class:`Stream` keeps that state and the tokens of the open block,
-which is computed anew for each token: at most one block of work a token, however long the text.
-Without mixer and memory the recurrence can be taken up wherever its geometry is new: with an interval
-of 1, one step of work a token.
+A :class:`Stream` keeps what later tokens look at: the sum of the open block and the geometry at its start,
+or the last state of a recurrence and the geometry that it keeps; the inputs in reach of the mixer's
+convolutions; the last states that memory and refinement see; the memory. Its size does not depend on
+how much was read, and neither does the work of a token: it evaluates the parts once, at that token.
 """
 
 from __future__ import annotations
@@ -18,37 +17,55 @@ import torch
 from torch import Tensor
 
 from .. import _checks as checks
+from .block import block_states
 from .config import DRMConfig
-from .model import DRM, DRMState
+from .dynamics import Geometry
+from .memory import SelectiveMemory
+from .model import DRM, Before, DRMState
+from .parallel import parallel_rollout
+from .recurrent import recurrent_states
+from .rollout import Rollout
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A text that has been read so far.
+    """A text that has been read so far: what later tokens look at, as long as the parameters stay.
 
     Attributes
     ----------
-    state
-        At the last place where the text can be taken up, as after a whole block.
-    open
-        Tokens after it, ``(B, j)``, fewer than a block.
+    length : int
+        Tokens that have been read.
+    start, reached : Tensor
+        The state at the start of the open block, and that plus its increments, ``(B, d_state)``, the
+        latter in float32 at least.
+    before : Before
+        What the corrections look at.
+    memory : Tensor, optional
+        After the last token, ``(B, d_state)``; None without a memory, and where one starts anew from the
+        state at the start of the block.
+    geometry : Geometry, optional
+        On the block path, at the start of the open block; on the recurrent path, the last one. None
+        where it is to be evaluated anew.
     """
 
-    state: DRMState
-    open: Tensor
+    length: int
+    start: Tensor
+    reached: Tensor
+    before: Before
+    memory: Tensor | None
+    geometry: Geometry | None
 
 
 def start_stream(model: DRM, batch: int) -> Stream:
     """The empty text."""
-    state = model.initial_state(batch)
-    return Stream(state, torch.empty(batch, 0, dtype=torch.int64, device=state.z.device))
+    return _opened(model, model.initial_state(batch), 0)
 
 
 def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tensor, Stream]:
     """Logits after each of some tokens, and the stream to go on from.
 
-    However a text is cut into pieces, the logits are those of the whole, up to rounding. With
-    ``block_length=0`` the block never ends, and each call computes the whole text.
+    However a text is cut into pieces, the logits are those of the whole, up to rounding. Whole blocks
+    are computed as by the model itself; a single token costs the same wherever it is.
 
     Parameters
     ----------
@@ -70,12 +87,8 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
     ------
     TypeError, ValueError
         If tokens or stream do not fit the model.
-    NotImplementedError
-        If geometry is kept over flow steps of the recurrent path in a way that does not end with
-        each block.
     """
     _integers("read: tokens", tokens)
-    every = _resume_every(model.config)
     if stream is None:
         stream = start_stream(model, tokens.shape[0])
     if not isinstance(stream, Stream):
@@ -83,22 +96,105 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
             f"read: stream: got {type(stream).__name__}, expected a Stream; use the one that read "
             "returned, or start_stream(model, batch)."
         )
-    if stream.open.shape[0] != tokens.shape[0]:
+    if stream.start.shape[0] != tokens.shape[0]:
         raise ValueError(
-            f"read: got {tokens.shape[0]} rows of tokens and a stream of {stream.open.shape[0]}, "
+            f"read: got {tokens.shape[0]} rows of tokens and a stream of {stream.start.shape[0]}, "
             "expected as many."
         )
-    pending = torch.cat([stream.open, tokens.to(stream.open)], 1)
-    whole = pending.shape[1] // every * every if every else 0
-    logits, state = [], stream.state
-    if whole:
-        out = model(pending[:, :whole], state)
-        logits.append(out.logits)
-        state = out.state
-    rest = pending[:, whole:]
-    if rest.shape[1] or not whole:
-        logits.append(model(rest, state).logits)
-    return torch.cat(logits, 1)[:, stream.open.shape[1] :], Stream(state, rest)
+    if not _fits(model, stream):
+        raise ValueError(
+            "read: stream: got that of a model of another width or with other parts, expected one that "
+            "read or start_stream returned for this model."
+        )
+    tokens = tokens.to(stream.start.device, torch.int64)
+    block, every = model.config.block_length, _resume_every(model.config)
+    logits, at = [], 0
+    while at < tokens.shape[1]:
+        left = tokens.shape[1] - at
+        if every and left >= every and stream.length % every == 0:
+            size = left // every * every
+            memory = stream.memory if model.carries_memory else None
+            out = model(tokens[:, at : at + size], DRMState(stream.start, memory))
+            logits.append(out.logits)
+            stream = _opened(model, out.state, stream.length + size)
+        else:
+            size = min(left, block - stream.length % block) if block else left
+            found, stream = _within(model, tokens[:, at : at + size], stream)
+            logits.append(found)
+        at += size
+    empty = stream.start.new_empty(tokens.shape[0], 0, model.config.vocab_size)
+    return torch.cat(logits, 1) if logits else empty, stream
+
+
+def _fits(model: DRM, stream: Stream) -> bool:
+    """Whether the model has a use for all of a stream, and needs no more."""
+    before, memory = stream.before, stream.memory is not None
+    layers = len(model.mixer.convs) if model.mixer is not None else 0
+    return (
+        stream.start.shape[1] == model.config.d_state
+        and len(before.refined) == len(model.refinement)
+        and len(before.mixer) in (0, layers)
+        and (memory or not model.carries_memory)
+        and (not memory or model.memory is not None)
+    )
+
+
+def _within(model: DRM, tokens: Tensor, stream: Stream) -> tuple[Tensor, Stream]:
+    """As :func:`read`, for one token or more of one block."""
+    c, e, strength = model.config, model.embedding(tokens), model.strength()
+    base = _base(model, e, stream, strength)
+
+    def remembered(memory: SelectiveMemory, f: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        return memory.scan(f, u, stream.start if stream.memory is None else stream.memory)
+
+    states, before, memory = model.correct(
+        base.states,
+        base.increments,
+        e,
+        base.mass(),
+        base.risk(),
+        stream.before,
+        strength,
+        remembered,
+    )
+    geometry = base.geometry[-1] if base.geometry and c.path != "parallel" else None
+    length = stream.length + e.shape[1]
+    if c.block_length and length % c.block_length == 0:
+        final = c.path == "block" and c.block_carry == "final"
+        z = (states if final else base.states)[:, -1]
+        state = DRMState(z, memory if model.carries_memory else None)
+        after = _opened(model, state, length, geometry if c.path == "recurrent" else None)
+    else:
+        reached = stream.reached + base.increments.sum(1, dtype=stream.reached.dtype)
+        after = Stream(length, stream.start, reached, before, memory, geometry)
+    return model.emitter(states), after
+
+
+def _base(model: DRM, e: Tensor, stream: Stream, strength: float) -> Rollout:
+    """Base states of tokens of one block."""
+    c, dynamics, geometry, last = model.config, model.dynamics, stream.geometry, stream.before.base
+    if c.path == "parallel":
+        return parallel_rollout(dynamics, last, e, strength, measure=False)[0]
+    if c.path == "recurrent":
+        taken = stream.length * c.flow_steps
+        return recurrent_states(
+            dynamics, last, e, strength, measure=False, geometry=geometry, taken=taken
+        )
+    return block_states(
+        dynamics,
+        stream.start,
+        e,
+        strength,
+        measure=False,
+        geometry=geometry,
+        reached=stream.reached,
+    )
+
+
+def _opened(model: DRM, state: DRMState, length: int, geometry: Geometry | None = None) -> Stream:
+    """A stream at the start of a block."""
+    reached = state.z.to(checks.state_dtype(state.z.dtype))
+    return Stream(length, state.z, reached, model.before(state.z), state.memory, geometry)
 
 
 def generate(
@@ -198,19 +294,9 @@ def _evaluation(model: DRM) -> Iterator[None]:
 
 
 def _resume_every(c: DRMConfig) -> int:
-    """Tokens from one place where a text can be taken up to the next; 0: at its start only.
-
-    Geometry that is kept over several flow steps has to be new there.
-    """
+    """Tokens from one place where a block starts with new geometry to the next; 0: at the start only."""
     if c.path == "block":
         return c.block_length
-    fresh = c.geometry_interval // math.gcd(c.geometry_interval, c.flow_steps)
-    if not (c.mixer or c.memory):
-        return fresh
-    if c.block_length % fresh:
-        raise NotImplementedError(
-            f"read: got geometry_interval={c.geometry_interval} and blocks of {c.block_length} "
-            f"tokens with {c.flow_steps} flow steps each, expected blocks of whole intervals; "
-            "change block_length."
-        )
-    return c.block_length
+    return math.lcm(
+        c.block_length, c.geometry_interval // math.gcd(c.geometry_interval, c.flow_steps)
+    )

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from .. import _checks as checks
 from .config import DRMConfig
+from .consistency import Blocks
 from .metric import Metric
 from .trace import Trace
 
@@ -42,6 +43,10 @@ class Rollout(Protocol):
     @property
     def trace(self) -> Trace:
         """Velocities and geometry."""
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """What to run blocks again with."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,11 @@ class LossWeights:
         Mean of ``(ℓ_{t+1} - ℓ_t)²`` over the logits.
     risk
         Mean risk mass.
+    block_consistency
+        Mean square of base states of the block path minus states of the recurrence that starts where
+        their block does, which get no gradient (:func:`block_consistency`): of every
+        ``consistency_every``-th block from the first on, its first ``consistency_length`` tokens, 0
+        for all. It runs the recurrence, ``consistency_length`` steps one after the other.
     """
 
     action: float = 0.0
@@ -95,16 +105,19 @@ class LossWeights:
     recurrence: float = 0.0
     stability: float = 0.0
     risk: float = 0.0
+    block_consistency: float = 0.0
     dim_std: float = field(default=0.15, metadata={"target": True})
     fraction: float = field(default=0.65, metadata={"target": True})
     fraction_mode: str = field(default="upper_bound", metadata={"target": True})
     factor_least: float = field(default=0.05, metadata={"target": True})
     factor_norm: float = field(default=1.0, metadata={"target": True})
     condition_target: float = field(default=100.0, metadata={"target": True})
+    consistency_every: int = field(default=1, metadata={"target": True})
+    consistency_length: int = field(default=0, metadata={"target": True})
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if item.name != "fraction_mode":
+            if isinstance(item.default, float):
                 least = 1.0 if item.name == "condition_target" else 0.0
                 checks.number(f"LossWeights: {item.name}", getattr(self, item.name), least)
         if self.fraction_mode not in FRACTION_MODES:
@@ -112,6 +125,8 @@ class LossWeights:
                 f"LossWeights: fraction_mode: got {self.fraction_mode!r}, expected one of "
                 f"{FRACTION_MODES}."
             )
+        checks.positive("LossWeights: consistency_every", self.consistency_every)
+        checks.whole("LossWeights: consistency_length", self.consistency_length)
         if self.fraction > 1:
             raise ValueError(
                 f"LossWeights: fraction: got {self.fraction}, expected a share of the gates, from 0 "
@@ -250,14 +265,15 @@ def drm_loss(
 
 
 def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
-    """Mean squared distance of block states from exact ones, which get no gradient.
+    """Mean square of block states minus exact ones, which get no gradient.
 
     Parameters
     ----------
     base
         Base states of the block path, ``(B, T, d)``.
     exact
-        Of the recurrence, from the same start and tokens, as :func:`recurrent_states` gives them.
+        Of the recurrence, from the same start and tokens, as :func:`recurrent_states` or
+        :meth:`Blocks.sampled <pararnn.drm.Blocks.sampled>` gives them.
 
     Raises
     ------
@@ -271,7 +287,8 @@ def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
     )
     if base.numel() == 0:
         raise ValueError("block_consistency: got no states, expected at least one.")
-    return (base - exact.detach()).square().mean()
+    gap = (base - exact.detach()).to(checks.state_dtype(base.dtype))
+    return gap.square().mean()
 
 
 def _geometry(output: Rollout, what: str) -> tuple[Tensor, Tensor]:
@@ -387,6 +404,18 @@ def _risk(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
     return _over_time(*_geometry(output, "risk")).mean()
 
 
+def _block_consistency(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
+    if output.blocks is None:
+        raise ValueError(
+            "drm_loss: got a weight for block_consistency and an output without blocks that "
+            f"approximate a recurrence, from a model with path={config.path!r} and "
+            f"transition={config.transition!r}; set the weight to 0, or call a model on the block "
+            "path with trace=True."
+        )
+    every, length = weights.consistency_every, weights.consistency_length
+    return block_consistency(*output.blocks.sampled(every, length))
+
+
 _TERMS = {
     "action": _action,
     "dim_sparsity": _dim_sparsity,
@@ -401,6 +430,7 @@ _TERMS = {
     "recurrence": _recurrence,
     "stability": _stability,
     "risk": _risk,
+    "block_consistency": _block_consistency,
 }
 
 _OF_STATES = ("recurrence", "stability")

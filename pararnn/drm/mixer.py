@@ -71,7 +71,20 @@ class CausalLocalMixer(nn.Module):
         mass: Tensor | None = None,
         risk: Tensor | None = None,
     ) -> Tensor:
-        """Mixed states of a block, ``(B, L, d_state)``.
+        """Mixed states of a block, ``(B, L, d_state)``; arguments are those of :meth:`run`."""
+        return self.run(states, start, increments, e, mass, risk)[0]
+
+    def run(
+        self,
+        states: Tensor,
+        start: Tensor,
+        increments: Tensor,
+        e: Tensor,
+        mass: Tensor | None = None,
+        risk: Tensor | None = None,
+        history: tuple[Tensor, ...] = (),
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Mix a block, or go on inside of one.
 
         Parameters
         ----------
@@ -83,6 +96,16 @@ class CausalLocalMixer(nn.Module):
             Embeddings ``(B, L, d_token)``.
         mass, risk
             dimD and risk mass, ``(B, L)``; 0 if not given.
+        history
+            What an earlier call returned for the tokens before; zeros if there are none.
+
+        Returns
+        -------
+        mixed
+            ``(B, L, d_state)``.
+        history
+            What later tokens see of these: the last inputs of each convolution, ``(B, hidden,
+            dilation (kernel - 1))``. Its size does not depend on ``L``.
 
         Raises
         ------
@@ -108,8 +131,12 @@ class CausalLocalMixer(nn.Module):
         scalars = torch.stack([absent if s is None else s for s in (mass, risk)], -1)
         features = [states, states - previous, increments, e, scalars.to(states.dtype)]
         y = F.silu(self.in_proj(torch.cat(features, -1)))
-        for conv, point, dilation in zip(self.convs, self.points, self.dilations, strict=True):
-            padded = F.pad(y.mT, (dilation * (self.kernel - 1), 0))
+        layers = zip(self.convs, self.points, self.dilations, strict=True)
+        kept = []
+        for depth, (conv, point, dilation) in enumerate(layers):
+            reach = dilation * (self.kernel - 1)
+            padded = torch.cat([history[depth], y.mT], -1) if history else F.pad(y.mT, (reach, 0))
             y = y + point(F.silu(conv(padded)).mT)
+            kept.append(padded[..., padded.shape[-1] - reach :])
         mixed: Tensor = states + self.scale * self.out_proj(y)
-        return mixed
+        return mixed, tuple(kept)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from .. import _checks as checks
 from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import DRMConfig
+from .consistency import Blocks
 from .dynamics import DRMDynamics
 from .emitter import LanguageEmitter
 from .initial import DRMStateInitializer, TokenEmbedding
@@ -45,6 +47,26 @@ class DRMState:
 
 
 @dataclass(frozen=True)
+class Before:
+    """What the corrections of tokens look at of the tokens before them in their block.
+
+    Attributes
+    ----------
+    base, moved : Tensor
+        The last base state, and the last one after mixer and token residual, ``(B, d_state)``.
+    refined : tuple of Tensor
+        The last state that came into each refinement layer, ``(B, d_state)``.
+    mixer : tuple of Tensor
+        See :meth:`CausalLocalMixer.run <pararnn.drm.CausalLocalMixer.run>`; empty before the first token.
+    """
+
+    base: Tensor
+    moved: Tensor
+    refined: tuple[Tensor, ...]
+    mixer: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
 class DRMOutput:
     """What the model returns.
 
@@ -63,6 +85,8 @@ class DRMOutput:
         See :attr:`trace`.
     sweeps : Sweeps, optional
         Of the parallel path: whether and how it converged, what it cost and how far it may be off.
+    blocks : Blocks, optional
+        Recorded with the trace on the block path, to compare it with the recurrence.
     """
 
     logits: Tensor
@@ -71,6 +95,7 @@ class DRMOutput:
     state: DRMState
     recorded: Trace | None = None
     sweeps: Sweeps | None = None
+    blocks: Blocks | None = None
 
     @property
     def trace(self) -> Trace:
@@ -147,7 +172,8 @@ class DRM(nn.Module):
     @property
     def carries_memory(self) -> bool:
         """Whether the memory is one recurrence over all blocks."""
-        return self.memory is not None and self.config.memory_start == "carried"
+        config = self.config
+        return config.memory and config.corrected and config.memory_start == "carried"
 
     def initial_state(self, batch: int) -> DRMState:
         """The learned first state, and an empty memory."""
@@ -185,7 +211,7 @@ class DRM(nn.Module):
         """
         e = self.embedding(tokens)
         state = self._checked(state, e)
-        strength = self._strength(step)
+        strength = self.strength(step)
         if self.config.path == "block" and self.config.block_carry == "final":
             sweeps = None
             base, states, after = self._block_by_block(state, e, strength, trace)
@@ -193,8 +219,20 @@ class DRM(nn.Module):
             base, sweeps = self._base(state.z, e, strength, trace)
             states, memory = self._corrected(base, state, e, strength)
             after = DRMState(base.states[:, -1] if e.shape[1] else state.z, memory)
-        recorded = trace_of(base) if trace else None
-        return DRMOutput(self.emitter(states), states, base.states, after, recorded, sweeps)
+        out = DRMOutput(self.emitter(states), states, base.states, after, sweeps=sweeps)
+        if not trace:
+            return out
+        return replace(out, recorded=trace_of(base), blocks=self._blocks(state.z, out, e, strength))
+
+    def _blocks(self, z: Tensor, out: DRMOutput, e: Tensor, strength: float) -> Blocks | None:
+        """Blocks that approximate a recurrence, if there are any."""
+        config = self.config
+        if config.path != "block" or config.transition == "none":
+            return None
+        length = min(config.block_length or e.shape[1], e.shape[1]) or 1
+        carried = out.states if config.block_carry == "final" else out.base
+        start = torch.cat([z.unsqueeze(1), carried], 1)[:, : e.shape[1] : length]
+        return Blocks(self.dynamics, start, out.base, e, strength, length)
 
     def _base(
         self, z: Tensor, e: Tensor, strength: float, measure: bool
@@ -230,7 +268,6 @@ class DRM(nn.Module):
         filled up with zeros, which nothing before them sees.
         """
         config = self.config
-        radius = self.dynamics.radius if config.bound_corrections else None
         batch, length = e.shape[:2]
         block = min(config.block_length or length, length) or 1
         count = -(-length // block)
@@ -243,26 +280,76 @@ class DRM(nn.Module):
             return x.reshape(batch, count * block, *x.shape[2:])[:, :length]
 
         start = torch.cat([state.z.unsqueeze(1), base.states], 1)[:, :length:block].flatten(0, 1)
-        states, tokens = apart(base.states), apart(e)
+
+        def remembered(memory: SelectiveMemory, f: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+            if state.memory is None:
+                return memory.scan(f, u, start)
+            m, last = memory.scan(together(f), together(u), state.memory)
+            return apart(m), last
+
+        moves = apart(base.states), apart(base.increments), apart(e)
+        features = (base.mass(), base.risk()) if self.mixer is not None else (None, None)
+        mass, risk = (None if x is None else apart(x) for x in features)
+        before = self.before(start)
+        states, _, memory = self.correct(*moves, mass, risk, before, strength, remembered)
+        return together(states), memory if self.carries_memory else None
+
+    def before(self, start: Tensor) -> Before:
+        """What the first tokens of blocks look at, ``start (B, d_state)``."""
+        return Before(start, start, (start,) * len(self.refinement))
+
+    def correct(
+        self,
+        states: Tensor,
+        increments: Tensor,
+        e: Tensor,
+        mass: Tensor | None,
+        risk: Tensor | None,
+        before: Before,
+        strength: float,
+        remembered: Callable[[SelectiveMemory, Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Before, Tensor | None]:
+        """Mixer, token residual, memory and refinement, for consecutive tokens of one block; nothing
+        on a path on which they do not act.
+
+        Parameters
+        ----------
+        states, increments
+            Base states and what each token added, ``(B, L, d_state)``.
+        e
+            Embeddings, ``(B, L, d_token)``.
+        mass, risk
+            dimD and risk mass, ``(B, L)``, or None without.
+        before
+            Of the tokens before them.
+        strength
+            Of naturalization.
+        remembered
+            Memories ``(B, L, d_state)`` and the last one, of the memory and its affine maps.
+
+        Returns
+        -------
+        states, before, memory
+            Corrected states, and what later tokens look at; None without a memory.
+        """
+        if not self.config.corrected:
+            return states, replace(before, base=states[:, -1]), None
+        radius = self.dynamics.radius if self.config.bound_corrections else None
+        base, history, memory = states, before.mixer, None
         if self.mixer is not None:
-            features = (base.mass(), base.risk())
-            mass, risk = (None if x is None else apart(x) for x in features)
-            mixed = self.mixer(states, start, apart(base.increments), tokens, mass, risk)
+            mixed, history = self.mixer.run(states, before.base, increments, e, mass, risk, history)
             states = bound_state(mixed, radius)
         if self.residual is not None:
-            states = bound_state(self.residual(states, tokens), radius)
-        memory = state.memory
+            states = bound_state(self.residual(states, e), radius)
+        moved, refined = states, []
         if self.memory is not None:
-            f, u = self.memory.maps(states, start, tokens)
-            if memory is None:
-                m, _ = self.memory.scan(f, u, start)
-            else:
-                m, memory = self.memory.scan(together(f), together(u), memory)
-                m = apart(m)
-            states = bound_state(states + config.memory_scale * m.to(states.dtype), radius)
-        for layer in self.refinement:
-            states = bound_state(layer(states, start, tokens, strength), radius)
-        return together(states), memory
+            m, memory = remembered(self.memory, *self.memory.maps(states, before.moved, e))
+            states = bound_state(states + self.config.memory_scale * m.to(states.dtype), radius)
+        for layer, last in zip(self.refinement, before.refined, strict=True):
+            refined.append(states[:, -1])
+            states = bound_state(layer(states, last, e, strength), radius)
+        after = Before(base[:, -1], moved[:, -1], tuple(refined), history)
+        return states, after, memory
 
     def _checked(self, state: DRMState | None, e: Tensor) -> DRMState:
         if state is None:
@@ -286,7 +373,14 @@ class DRM(nn.Module):
             )
         return state
 
-    def _strength(self, step: int | None) -> float:
+    def strength(self, step: int | None = None) -> float:
+        """Of naturalization in a training step, which is remembered; or now, without one.
+
+        Raises
+        ------
+        ValueError
+            If ``step`` is no integer ≥ 0, or None in training with a warm-up.
+        """
         config = self.config
         if step is not None:
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:

@@ -60,7 +60,7 @@ def parallel_rollout(
     before = torch.cat([z.unsqueeze(1), found.states], 1)[:, : e.shape[1]]
     geometry: tuple[Geometry, ...] = ()
     velocity = None
-    if measure or c.mixer:
+    if measure or (c.mixer and c.corrected):
         geometry = (dynamics.geometry(before, metric=measure),)
     if measure:
         velocity = dynamics.velocity(geometry[0], before, e.unsqueeze(-2), strength).squeeze(-2)

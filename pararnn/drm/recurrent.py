@@ -11,7 +11,14 @@ from .rollout import Rollout
 
 
 def recurrent_states(
-    dynamics: DRMDynamics, z: Tensor, e: Tensor, strength: float, *, measure: bool = True
+    dynamics: DRMDynamics,
+    z: Tensor,
+    e: Tensor,
+    strength: float,
+    *,
+    measure: bool = True,
+    geometry: Geometry | None = None,
+    taken: int = 0,
 ) -> Rollout:
     r"""States \(z_{t+1} = \mathrm{Bnd}(z_t + dt\,v_t)\), one token after the other.
 
@@ -29,16 +36,18 @@ def recurrent_states(
         Of naturalization.
     measure
         Evaluate the metric even where the strength is 0 and nothing but a loss looks at it.
+    geometry, taken
+        To go on with a sequence: the geometry of its last flow step, the last one that such a call
+        returned, and how many flow steps were taken before.
     """
     c = dynamics.config
     cut = c.truncation if dynamics.training else 0
     states: list[Tensor] = []
     increments: list[Tensor] = []
     velocities: list[Tensor] = []
-    seen: list[Geometry] = []
-    counts: list[int] = []
-    current: Geometry | None = None
-    taken = 0  # flow steps
+    current = geometry
+    seen: list[Geometry] = [] if current is None else [current]
+    counts = [0] * len(seen)
     for t in range(e.shape[1]):
         if cut and t and t % cut == 0:
             z, current = z.detach(), None

@@ -76,9 +76,11 @@ class Variant:
     changes
         What it changes of :data:`BASE`.
     parameters
-        Published parameter count at the sizes of :data:`BASE`.
+        Parameter count at the sizes of :data:`BASE`; those of :data:`VARIANTS` are published.
     losses
         Weights of the auxiliary losses; none for the variants trained by cross entropy alone.
+    kept
+        Fields that make it what it is, so that no other sizes may change them.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Variant:
     changes: Mapping[str, Any]
     parameters: int
     losses: LossWeights = field(default_factory=LossWeights)
+    kept: tuple[str, ...] = ()
 
     def config(self, **changes: Any) -> DRMConfig:
         """Its configuration; ``changes`` come last, such as ``**TINY``.
@@ -93,8 +96,14 @@ class Variant:
         Raises
         ------
         TypeError, ValueError
-            As :class:`DRMConfig`.
+            As :class:`DRMConfig`; and if a field that is kept would change.
         """
+        for name in self.kept:
+            if changes.get(name, self.changes[name]) != self.changes[name]:
+                raise ValueError(
+                    f"{name}: got {changes[name]!r} for {self.name}, expected "
+                    f"{self.changes[name]!r}, which makes it this control; leave it out."
+                )
         return DRMConfig().changed(**{**BASE, **self.changes, **changes})
 
 
@@ -206,22 +215,47 @@ _ROWS = (
 )
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType({row.name: row for row in _ROWS})
-"""All variants by name."""
+"""All published variants by name."""
+
+CONTROLS: Mapping[str, Variant] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Variant(
+                "J_NO_DIRECTION_SCALED",
+                "J_NO_DIRECTION with first steps as long as those of J",
+                {**_J, **_DIRECT, "direct_scale": "matched"},
+                83_206_400,
+                kept=("direct_scale",),
+            ),
+            Variant(
+                "J_FREE_DIRECTIONS",
+                "J with directions of any kind, not of one basis",
+                {**_J, "direction_basis": 0},
+                448_935_808,
+                kept=("direction_basis",),
+            ),
+        )
+    }
+)
+"""Controls of J against J_NO_DIRECTION, which were not published: at first J_NO_DIRECTION takes steps 15
+times longer at the published size, and all directions of J lie in one space of 128 dimensions."""
 
 
 def variant(name: str) -> Variant:
-    """A variant by name.
+    """A variant or control by name.
 
     Raises
     ------
     ValueError
         If there is none of this name.
     """
-    if name not in VARIANTS:
-        near = get_close_matches(str(name).upper(), VARIANTS, n=1)
+    known = {**VARIANTS, **CONTROLS}
+    if name not in known:
+        near = get_close_matches(str(name).upper(), known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"variant: got {name!r}, expected one of {', '.join(VARIANTS)}.{hint}")
-    return VARIANTS[name]
+        raise ValueError(f"variant: got {name!r}, expected one of {', '.join(known)}.{hint}")
+    return known[name]
 
 
 def parameter_count(config: DRMConfig) -> int:

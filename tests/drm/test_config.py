@@ -49,7 +49,9 @@ def test_numbers(name):
             DRMConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["dt", "metric_eps", "gate_temperature", "state_radius"])
+@pytest.mark.parametrize(
+    "name", ["dt", "metric_eps", "direction_floor", "gate_temperature", "state_radius"]
+)
 def test_zero_is_not_a_size(name):
     with pytest.raises(ValueError, match=rf"{name}: got 0, expected a number in \(0"):
         DRMConfig(**{name: 0})
@@ -109,6 +111,18 @@ def test_all_that_a_path_cannot_do_is_one_error():
         "use flow_steps=1, geometry_interval=1, truncation=0, refinement_layers=0, "
         "block_carry='base', or"
     ) in str(error.value)
+
+
+def test_corrections_that_do_not_act_forbid_nothing():
+    """Every published configuration has the published recurrent path."""
+    parts = {"mixer": True, "token_residual": True, "memory": True, "refinement_layers": 2}
+    for path in ("recurrent", "parallel"):
+        config = DRMConfig(**parts).published().changed(path=path)
+        assert config.block_carry == "final"
+        assert not config.corrected
+        with pytest.raises(ValueError, match="refinement_layers: got 2, block_carry: got 'final'"):
+            config.changed(recurrent_corrections=True)
+    assert DRMConfig(**parts).published().corrected
 
 
 def test_unknown_names():

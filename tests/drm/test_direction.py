@@ -92,6 +92,68 @@ def test_directions_of_length_zero_stay_zero(dtype):
     assert slope.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-13, 1e-9, 1e-5, 1.0, 1e4, 1e19, 1e30])
+@pytest.mark.parametrize("floor", [1e-12, 1e-3])
+def test_directions_of_every_length(size, dtype, floor):
+    """``r / max(‖r‖, floor)`` and its gradient: no square overflows or underflows."""
+    module = field(floor=floor).to(dtype)
+    rows = size * normal(5, 7, seed=4)
+    rows[0, 1:] = 0.0  # one coordinate alone
+    with torch.no_grad():
+        module.heads.weight.zero_()
+        module.heads.bias.copy_(rows.flatten())
+    if not module.heads.bias.isfinite().all():
+        pytest.skip("not a number of this dtype")
+    found = module(normal(7).to(dtype)).vectors
+    weights = normal(5, 7, seed=5)
+    weights[:, 0] = 0.5
+    (slope,) = torch.autograd.grad((found * weights.to(dtype)).sum(), module.heads.bias)
+    rows = module.heads.bias.detach().double().reshape(5, 7)
+    weights = weights.to(dtype).double()
+    smallest, eps = torch.finfo(dtype).tiny, torch.finfo(dtype).eps
+    least = max(floor, smallest)
+    for row, w, unit, g in zip(rows, weights, found, slope.reshape(5, 7), strict=True):
+        norm = max(math.sqrt(float(row.square().sum())), least)
+        want = row / norm
+        tangent = w if norm == least else w - want * (want @ w)
+        torch.testing.assert_close(unit.double(), want, rtol=4 * eps, atol=4 * eps)
+        torch.testing.assert_close(
+            g.double(), tangent / norm, rtol=8 * eps, atol=8 * eps / norm + eps * smallest
+        )
+        assert float(g.double().norm()) <= (1 + 8 * eps) * float(w.norm()) / least
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_of_equal_gates_the_first_are_kept(renormalize, dtype):
+    """Whatever the shape; and gradients are those of the gates that are kept."""
+    module = field(top_k=2, top_k_renormalize=renormalize).to(dtype)
+    with torch.no_grad():
+        module.gate_head.weight.zero_()
+        module.gate_head.bias.copy_(torch.tensor([-1.0, 0.5, 0.5, -2.0, 0.5]))
+    z = normal(3, 4, 7).to(dtype)
+    every = torch.sigmoid((module.gate_head.bias - 1.0) / 1.5).detach()
+    scale = every.sum() / every[1:3].sum() if renormalize else 1.0
+    for x in (z, z[0], z[0, 0]):
+        gates = module(x).gates
+        want = (scale * every * torch.tensor([0, 1, 1, 0, 0])).to(dtype)
+        torch.testing.assert_close(gates, want.expand_as(gates))
+    (slope,) = torch.autograd.grad(module(z[0, 0]).gates[1], module.gate_head.bias)
+    bias = module.gate_head.bias.detach().double().requires_grad_()
+    gates = torch.sigmoid((bias - 1.0) / 1.5)
+    share = gates[1] * (gates.sum() / gates[1:3].sum() if renormalize else 1.0)
+    (want,) = torch.autograd.grad(share, bias)
+    rounding = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(slope.double(), want, rtol=rounding, atol=rounding / 10)
+
+
+def test_gradients_of_kept_and_rescaled_gates():
+    module = field(top_k=3, top_k_renormalize=True)
+    z = normal(2, 7).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: module(x).gates, (z,))
+
+
 def test_a_basis_confines_all_directions():
     vectors = field(basis=3)(normal(40, 7)).vectors.reshape(-1, 7)
     assert torch.linalg.matrix_rank(vectors) == 3
@@ -139,6 +201,8 @@ def test_errors():
         field()(torch.zeros(2, 7, dtype=torch.int64))
     with pytest.raises(ValueError, match="top_k: got 6"):
         field(top_k=6)
+    with pytest.raises(ValueError, match="floor: got 0"):
+        field(floor=0)
     with pytest.raises(ValueError, match="temperature"):
         field(temperature=0.0)
     with pytest.raises(ValueError, match=r"expected \(2, m, 4\)"):

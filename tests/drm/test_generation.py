@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from pararnn.drm.generation import generate, read, start_stream
 from pararnn.drm.model import DRM
@@ -19,6 +21,7 @@ RECURRENT = {
     "refinement_layers": 0,
     "block_carry": "base",
 }
+NO_METRIC = {"metric": False, "naturalization_strength": 0.0}
 BARE = {"mixer": False, "memory": False}  # nothing starts with a block
 
 
@@ -50,7 +53,7 @@ def test_pieces_are_the_whole(name, published, sizes):
         want = model(tokens)
         got, stream = in_pieces(model, tokens, sizes)
     torch.testing.assert_close(got, want.logits, rtol=1e-11, atol=1e-12)
-    assert torch.equal(stream.open, tokens[:, 8:])
+    assert stream.length == 11
 
 
 @pytest.mark.parametrize("sizes", CUTS, ids=str)
@@ -62,6 +65,14 @@ def test_pieces_are_the_whole(name, published, sizes):
         {**RECURRENT, **BARE, "geometry_interval": 6, "flow_steps": 4, "block_length": 5},
         {**RECURRENT, "path": "parallel", "truncation": 0},
         {**RECURRENT, "flow_steps": 2, "geometry_interval": 4},
+        {**RECURRENT, "geometry_interval": 3},
+        {**RECURRENT, "geometry_interval": 5, "flow_steps": 3, "block_length": 2},
+        {**RECURRENT, "recurrent_corrections": False, "geometry_interval": 3},
+        {"path": "parallel", "recurrent_corrections": False, "refinement_layers": 1},
+        {"refinement_layers": 2, "block_carry": "final"},
+        {"refinement_layers": 1, "block_length": 0, "memory_start": "block_state"},
+        {"mixer_layers": 3, "mixer_dilation_growth": 2, "risk": "enabled", "block_length": 7},
+        {"mixer_kernel": 1},
         {"block_length": 0},
         {**RECURRENT, "block_length": 0, "geometry_interval": 3},
         {"block_length": 1},
@@ -76,10 +87,18 @@ def test_pieces_are_the_whole_on_every_path(changes, sizes):
         torch.testing.assert_close(got, model(tokens).logits, rtol=1e-11, atol=1e-12)
 
 
-def test_geometry_that_outlives_a_block_is_refused():
-    model = build("J", **{**RECURRENT, "geometry_interval": 3})
-    with pytest.raises(NotImplementedError, match="block_length"):
-        read(model, text(1, 4))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_long_block_in_half_precision(dtype):
+    """Token by token the sum of a block is as good as at once: it is kept in float32."""
+    exact, tokens = build("J", **BARE, block_length=0, dt=0.3), text(2, 150)
+    half = build("J", **BARE, block_length=0, dt=0.3).to(dtype)
+    with torch.no_grad():
+        want = exact(tokens).base
+        decoded, stream = in_pieces(half, tokens, (1,) * 150)
+        at_once = half(tokens)
+    torch.testing.assert_close(decoded, at_once.logits, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    off = (stream.before.base.double() - want[:, -1]).abs().max()
+    assert off < 1.5 * (at_once.base[:, -1].double() - want[:, -1]).abs().max() + 1e-6
 
 
 def test_a_stream_can_be_used_twice():
@@ -91,24 +110,65 @@ def test_a_stream_can_be_used_twice():
     assert torch.equal(first, second)
 
 
-def test_open_block_stays_short():
-    model, stream = build(), None
-    for _ in range(13):
-        with torch.no_grad():
-            _, stream = read(model, text(1, 1), stream)
-        assert stream.open.shape[1] < TINY["block_length"]
+def numbers(value):
+    """How many a stream holds, of each tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return [value.numel()]
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    return [n for item in value for n in numbers(item)] if isinstance(value, list | tuple) else []
 
 
-@pytest.mark.parametrize(
-    ("changes", "steps"), [({}, 1), ({"geometry_interval": 6, "flow_steps": 4}, 3)]
-)
-def test_the_bare_recurrence_keeps_no_block(changes, steps):
-    """A step of work a token: what is open is shorter than an interval, whatever the block."""
-    model, stream = build("J", **{**RECURRENT, **BARE, "block_length": 0, **changes}), None
-    for t in range(1, 8):
-        with torch.no_grad():
-            _, stream = read(model, text(1, 1), stream)
-        assert stream.open.shape[1] == t % steps
+def work(model, stream, count):
+    """Multiplications of each of the next tokens, read one by one, and the sizes of the streams."""
+    flops, sizes = [], []
+    for t in range(count):
+        with FlopCounterMode(display=False) as counter:
+            _, stream = read(model, text(1, 1, seed=t), stream)
+        flops.append(counter.get_total_flops())
+        sizes.append(sum(numbers(stream)))
+    return flops, sizes
+
+
+FLAT = {"block_length": 0}
+DECODERS = {
+    "block": FLAT,
+    "block, base alone": {**FLAT, **BARE},
+    "block, refined": {**FLAT, "refinement_layers": 2},
+    "block, published": {**FLAT, "block_carry": "final", "memory_start": "block_state"},
+    "block, no base": {**FLAT, "transition": "none", **NO_METRIC},
+    "recurrent": {**RECURRENT, **FLAT},
+    "recurrent, base alone": {**RECURRENT, **FLAT, **BARE},
+    "parallel": {**RECURRENT, **FLAT, "path": "parallel"},
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_token_costs_the_same_after_any_prefix(name):
+    """In a block that never ends: work and size after 20 tokens are those after 5 and after 70."""
+    model = build("J", **DECODERS[name]).requires_grad_(False)
+    found = []
+    for prefix in (20, 5, 70):
+        _, stream = read(model, text(1, prefix))
+        found.append((sum(numbers(stream)), *work(model, stream, 3)))
+    assert found[0] == found[1] == found[2]
+    read_at_once, flops, sizes = found[0]
+    assert read_at_once == sizes[0]
+    assert len(set(flops)) == len(set(sizes)) == 1
+    with FlopCounterMode(display=False) as counter:
+        model(text(1, 20))
+    assert flops[0] < counter.get_total_flops() / 10
+
+
+@pytest.mark.parametrize("changes", [{}, RECURRENT, {"block_carry": "final"}], ids=str)
+def test_work_of_a_token_is_periodic(changes):
+    """Blocks of 4: no token costs more than the first of a block, which evaluates its geometry."""
+    flops, sizes = work(build("J", **changes).requires_grad_(False), None, 16)
+    assert flops[4:8] == flops[8:12] == flops[12:]
+    assert sizes[4:8] == sizes[8:12] == sizes[12:]
+    assert max(flops) == flops[0]
+    if changes != RECURRENT:
+        assert flops[1] == flops[2] == flops[3] < flops[0]
 
 
 @pytest.mark.parametrize("changes", [{}, RECURRENT], ids=["block", "recurrent"])
@@ -170,7 +230,7 @@ def test_nothing_to_draw():
 def test_reading_nothing():
     logits, stream = read(build(), text(2, 0))
     assert logits.shape == (2, 0, V)
-    assert stream.open.shape == (2, 0)
+    assert stream.length == 0
 
 
 @pytest.mark.parametrize(
@@ -215,6 +275,26 @@ def test_arguments_of_another_type(arguments, message):
     prompt, length, *rest = arguments
     with pytest.raises(TypeError, match=message):
         generate(build(), prompt, length, **dict(zip(("temperature", "top_k"), rest, strict=False)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"d_state": 8},
+        {"memory": False},
+        {"mixer_layers": 3},
+        {"mixer": False},
+        {"refinement_layers": 1},
+    ],
+    ids=str,
+)
+def test_streams_of_another_model(changes):
+    _, stream = read(build(), text(2, 6))
+    with pytest.raises(ValueError, match="stream: got that of a model of another width or"):
+        read(build(**changes), text(2, 1), stream)
+    if "mixer" not in changes and "mixer_layers" not in changes:
+        with pytest.raises(ValueError, match="stream: got that of"):
+            read(build(), text(2, 1), start_stream(build(**changes), 2))
 
 
 def test_streams_of_another_type():

@@ -75,6 +75,22 @@ def test_reach(changes):
         assert seen.tolist() == [first <= s <= t for s in range(14)]
 
 
+@pytest.mark.parametrize("changes", [{}, {"growth": 2, "layers": 3}, {"kernel": 1}, {"kernel": 12}])
+def test_in_pieces(changes):
+    """What is kept of earlier tokens suffices, and does not grow."""
+    module, (states, start, increments, e) = mixer(**changes), inputs(13)
+    mass, risk = normal(2, 13, seed=4), normal(2, 13, seed=5)
+    want, history, found = module(states, start, increments, e, mass, risk), (), []
+    for piece in torch.arange(13).split([1, 1, 4, 1, 6]):
+        given = (x[:, piece] for x in (increments, e, mass, risk))
+        mixed, history = module.run(states[:, piece], start, *given, history=history)
+        start = states[:, piece[-1]]
+        found.append(mixed)
+        sizes = [(module.kernel - 1) * gap for gap in module.dilations]
+        assert [h.shape for h in history] == [(2, 6, size) for size in sizes]
+    torch.testing.assert_close(torch.cat(found, 1), want, rtol=1e-12, atol=1e-13)
+
+
 def test_residual():
     torch.manual_seed(0)
     module = TokenStateResidual(4, 3, scale=0.2).double()

@@ -52,11 +52,7 @@ both = pytest.mark.parametrize("published", [False, True], ids=["notes", "publis
 
 def model(published=False, **changes):
     config = DRMConfig(**{**SIZES, **changes})
-    if published:
-        if config.path != "block" and config.mixer:
-            pytest.skip("the published recurrent path has no corrections")
-        config = config.published()
-    return DRM(config)
+    return DRM(config.published() if published else config)
 
 
 def tokens(*shape, seed=0):
@@ -101,8 +97,11 @@ def test_learns(name, published):
     module, x = model(published, **MODELS[name]), tokens(3, 11)
     logits = module(x[:, :-1], step=500).logits
     F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten()).backward()
+    unused = [".metric."] if name == "no naturalization" else []
+    if not module.config.corrected:
+        unused += ["mixer.", "residual.", "memory."]
     for what, p in module.named_parameters():
-        if name == "no naturalization" and ".metric." in what:
+        if any(part in what for part in unused):
             assert p.grad is None
         else:
             assert p.grad is not None, what
@@ -143,6 +142,26 @@ def test_composition(published):
     torch.testing.assert_close(found.state.z, z)
     assert (found.state.memory is None) == published
     torch.testing.assert_close(found.logits, module.emitter(torch.cat(states, 1)))
+
+
+@pytest.mark.parametrize("path", ["recurrent", "parallel"])
+@pytest.mark.parametrize("extra", [{}, {"refinement_layers": 1}])
+def test_corrections_that_do_not_act(path, extra):
+    """The published recurrent path: mixer, residual, memory and refinement are there, unused."""
+    there = DRM(model(True, **ALL, **extra).config.changed(path=path)).double().eval()
+    absent = model(True, path=path).double().eval()
+    x = tokens(2, 11)
+    found, want = there(x), absent(x)
+    assert torch.equal(found.logits, want.logits)
+    assert torch.equal(found.states, found.base)
+    assert found.state.memory is None
+    assert len(list(there.parameters())) > len(list(absent.parameters()))
+    if not extra:
+        acting = there.config.changed(recurrent_corrections=True, block_carry="base")
+        assert not torch.equal(DRM(acting).double().eval()(x).logits, found.logits)
+    found.logits.sum().backward()
+    for part in (there.mixer, there.residual, there.memory, there.refinement):
+        assert all(p.grad is None for p in part.parameters())
 
 
 @pytest.mark.parametrize("corrections", [{}, ALL])

@@ -203,3 +203,50 @@ def test_no_factor_is_nan():
     found = cholesky(torch.stack([good, bad]))
     assert torch.equal(found[0], good)
     assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize("form", ["post", "subspace", "orthonormal"])
+@pytest.mark.parametrize("damping", [0.3, 0.0])
+@pytest.mark.parametrize("apart", [1e-3, 1e-8, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_directions_that_coincide(form, damping, apart, dtype):
+    """Velocities and all their gradients are those of dense matrices in float64, also where two
+    directions nearly agree, two agree and one vanishes."""
+    vectors = torch.nn.functional.normalize(normal(5, 9, seed=3), dim=-1)
+    vectors[1] = vectors[0] + apart * normal(9, seed=4)
+    vectors[4], vectors[2] = vectors[0], 0.0
+    given = (
+        vectors,
+        normal(5, seed=5).sigmoid(),
+        normal(2, 5, seed=6).tanh(),
+        0.5 + normal(9, seed=7).square(),
+        normal(9, 3, seed=8),
+    )
+    leaves = [x.to(dtype).requires_grad_() for x in given]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    cotangent = normal(2, 9, seed=9).to(dtype)
+
+    directions, g = Directions(*leaves[:2]), Metric(*leaves[3:])
+    if form == "post":
+        found = naturalize(g, directions.velocity(leaves[2]), 0.6, damping)
+    else:
+        found = naturalize_in_span(g, directions, leaves[2], 0.6, damping, form)
+    slopes = torch.autograd.grad(found, leaves, cotangent)
+
+    v, gates, c, d, u = wide
+    kappa, dense = gates * c, torch.diag(d) + u @ u.T
+    gram = v @ dense @ v.T + max(damping, 1e-6) * torch.eye(5, dtype=torch.float64)
+    if form == "post":
+        solved = torch.linalg.solve(dense + damping * EYE, (kappa @ v).T).T
+    elif form == "subspace":
+        solved = torch.linalg.solve(gram, kappa.T).T @ v
+    else:
+        solved = kappa @ torch.linalg.inv(torch.linalg.cholesky(gram)) @ v
+    wanted = 0.4 * kappa @ v + 0.6 * solved
+    # Rounding of the result, and that of the two float64 solutions where the damping is 1e-6.
+    tolerance = 8 * torch.finfo(dtype).eps + (1e-13 if damping else 1e-6)
+    assert error(found.detach(), wanted.detach()) < tolerance
+    of_wide = torch.autograd.grad(wanted, wide, cotangent.double())
+    for name, a, b in zip(("V", "gates", "c", "D", "U"), slopes, of_wide, strict=True):
+        assert a.isfinite().all(), name
+        assert error(a, b) < 4 * tolerance, name

@@ -87,7 +87,9 @@ BLOCK = Part(
         "published, each increment goes through Bnd, which keeps no subspace, and a block can move in "
         "all d_state dimensions.",
     ),
-    switches=switches("block_carry", "bound_increments", "bound_corrections"),
+    switches=switches(
+        "block_carry", "recurrent_corrections", "bound_increments", "bound_corrections"
+    ),
     deviations=(
         Deviation(
             "The mixer's padding starts anew in each block",
@@ -99,16 +101,28 @@ BLOCK = Part(
             "Blocks are counted from the first token that a call is given; the last may be "
             "shorter; block_length=0 is one block",
             "the notes speak of one block",
-            "a sequence is taken up between blocks; read and generate keep the open block",
+            "the model takes a sequence up between blocks; read and generate take it up at any token, and "
+            "keep the sum of the open block and what its corrections look at",
             "drm-streaming",
         ),
         Deviation(
             "With path='recurrent' mixer, token residual and memory correct the recurrent states, "
             "block by block",
-            "the published system ignores them there",
-            "a model can be trained on one path and compared with the other; block_carry='final' is an "
-            "error there, as the recurrence carries its own state",
+            "the notes describe them for blocks; recurrent_corrections=False leaves them out, as the "
+            "published system does",
+            "a model can be trained on one path and compared with the other; where they act there, "
+            "block_carry='final' is an error, as the recurrence carries its own state",
             "drm-model",
+        ),
+        Deviation(
+            "The consistency of blocks is the mean square of base states minus states of the "
+            "recurrence from the start of their block, of some blocks and of their first tokens",
+            "section 11 names consistency proxies without a formula; that of the published system is "
+            "a mean square against a detached rollout, also of one segment every few blocks, and "
+            "where its segments lie is not known",
+            "LossWeights: block_consistency, consistency_every and consistency_length; off by default, "
+            "as published",
+            "tests/drm/test_consistency.py",
         ),
         Deviation(
             "A refinement layer can evaluate more geometry at every position",

@@ -87,7 +87,8 @@ FLOW = Part(
     "linear recurrence of the bound's Jacobian, with the gradients of the loop; the output says whether they settled, what they "
     "cost and how far the states may be off. Multiple shooting solves it too. "
     "The block path approximates it.",
-    numerics="Norms of directions are at least 1e-12, in float16 6.1e-5, where they divide. The bound is a norm clip "
+    numerics="Norms of directions are at least direction_floor, in float16 6.1e-5, where they divide; "
+    "the gradient of a row is divided by its norm too. The bound is a norm clip "
     "and a tanh of each coordinate, written as one formula; it is no projection, so bounding twice "
     "moves the state again.",
     not_claimed=(
@@ -107,6 +108,14 @@ FLOW = Part(
             "tests/drm/test_direction.py",
         ),
         Deviation(
+            "Norms of directions have a floor, 1e-12, that can be raised; of equal gates the first are "
+            "kept",
+            "the notes say nothing of directions that vanish; the published floor is 1e-12",
+            "direction_floor bounds the factor by which the gradient of a vanishing direction grows, "
+            "1e12 by default",
+            "tests/drm/test_direction.py",
+        ),
+        Deviation(
             "Gates have a temperature of 1.5 and a bias of -1; the largest k alone can be kept",
             "the published system has them, the notes only say that gates are in [0, 1]",
             "a gate whose trained part is 0 is 0.34",
@@ -117,6 +126,15 @@ FLOW = Part(
             "the published 125M models have q = 128; the default here is none",
             "with q the raw velocity stays in one q-dimensional space, whatever the state",
             "drm-span",
+        ),
+        Deviation(
+            "A direct transition can be scaled so that its velocities start as long as those of "
+            "directions would",
+            "section 3 has T as it is, and so has the published J_NO_DIRECTION, whose first steps are "
+            "15 times longer than those of J",
+            "direct_scale='matched', off by default, is the control that tells the length of a step "
+            "from what directions do",
+            "tests/drm/test_controls.py",
         ),
         Deviation(
             "The bound has this form, with R = 8",

@@ -15,6 +15,13 @@ _ROWS = (
         "the order of the tokens of earlier blocks is then lost",
     ),
     Switch(
+        "recurrent_corrections",
+        "mixer, token residual and memory act on the states of every path (sections 7 to 9)",
+        "they act on the block path only; the recurrent path ignores them, and refinement too",
+        "with the published value a model with these parts has them, unused, on the recurrent and "
+        "the parallel path; none on the block path",
+    ),
+    Switch(
         "bound_increments",
         "the sum of a block is bounded, once (sections 6 and 7)",
         "each increment is bounded too, before it is summed",
