@@ -451,7 +451,6 @@ def jobs(device: str, backend: str, peer: str | None, smoke: bool) -> Iterator[J
     if peer:
         for name in ("DeltaMinGRU", "GivensMinGRU", "RotationMinGRU", "MinGRU", "SignedMinGRU"):
             yield Job("peer layer", name, peer=peer, **common)
-        yield Job("delta", "fla", "bfloat16", peer=peer, **common)
         for width in (1024, 256):  # many variants to compile
             yield Job("peer", "fla", widths=(width,), peer=peer, **common)
         for name in PEERS[1:]:
@@ -1100,12 +1099,12 @@ SECTIONS = (
     "checks",
     "copy",
     "scan",
-    "delta",
     "layers",
     "peers",
     "peer_layers",
     "gemm",
     "groups",
+    "delta",
     "warp",
 )
 
