@@ -3,8 +3,8 @@
 :mod:`pararnn.scan.delta` says what is computed, and names are as there. ``prepare`` inverts the
 system of a chunk and makes the chunk one affine map of its start; :mod:`.chain` finds all starts;
 ``emit`` has the outputs. Backwards, ``pull`` has what the outputs say about the start of a chunk,
-:mod:`.chain` the cotangents of all starts, and ``gradients`` all others. Between kernels there are
-a few matrices a chunk, and nothing for a single step.
+:mod:`.chain` the cotangents of all starts, ``pull_values`` those of values, and ``gradients`` all
+others. Between kernels there are a few matrices a chunk, and a row for a single step.
 
 A chunk has ``M`` micro-steps and may begin within a token. The decay of a token belongs to its
 first micro-step, its query and output to its last. Micro-steps past the end write nothing.
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from .chain import precision, run_chain
 
-LARGEST = 32
-"""Micro-steps of a chunk."""
+STEPS = 32
+"""Micro-steps of a chunk, at most."""
 
 
 # -- pieces ------------------------------------------------------------------------------------
@@ -115,6 +115,14 @@ def writes(
 
 
 @triton.jit
+def reads(q, q_s, w, between, b, h, m, i, d, exists, K, NH: tl.constexpr, PRECISION: tl.constexpr):
+    """Queries, and how much each reads of what was written up to it."""
+    queries = tile(q, q_s, b, h, m, d, exists & (m % NH == NH - 1), K, NH)
+    scores = times(queries, tl.trans(w), PRECISION)
+    return queries, tl.where(i[:, None] >= i[None, :], scores * between, 0.0)
+
+
+@triton.jit
 def last(x, i, M: tl.constexpr):
     """The last row of a matrix, or the last of a vector's numbers."""
     if len(x.shape) == 2:
@@ -167,9 +175,7 @@ def emit(
     keys, _, w, between, through = writes(
         k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
     )
-    queries = tile(q, q_s, b, h, m, d, read, K, NH)
-    scores = times(queries, tl.trans(w), PRECISION)
-    scores = tl.where(i[:, None] >= i[None, :], scores * between, 0.0)
+    queries, scores = reads(q, q_s, w, between, b, h, m, i, d, exists, K, NH, PRECISION)
     x = block(inverse + (n * chunks + chunk) * M * M, i, i, M, M)
     faded, queries = through[:, None] * keys, through[:, None] * queries
     start = starts + (n * (chunks + 1) + chunk) * K * V
@@ -197,9 +203,7 @@ def pull(
     keys, _, w, between, through = writes(
         k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
     )
-    queries = tile(q, q_s, b, h, m, d, read, K, NH)
-    scores = times(queries, tl.trans(w), PRECISION)
-    scores = tl.where(i[:, None] >= i[None, :], scores * between, 0.0)
+    queries, scores = reads(q, q_s, w, between, b, h, m, i, d, exists, K, NH, PRECISION)
     this = n * chunks + chunk
     moved = times(scores, block(inverse + this * M * M, i, i, M, M), PRECISION)
     queries = through[:, None] * queries - times(moved, through[:, None] * keys, PRECISION)
@@ -224,8 +228,8 @@ def pull_values(
     _, _, w, between, _ = writes(
         k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY
     )
-    scores = times(tile(q, q_s, b, h, m, d, read, K, NH), tl.trans(w), PRECISION)
-    scores = tl.trans(tl.where(i[:, None] >= i[None, :], scores * between, 0.0))
+    _, scores = reads(q, q_s, w, between, b, h, m, i, d, exists, K, NH, PRECISION)
+    scores = tl.trans(scores)
     w *= last(between, i, M)[:, None]
     x = tl.trans(block(inverse + (n * chunks + chunk) * M * M, i, i, M, M))
     end = d_starts + (n * (chunks + 1) + chunk + 1) * K * V
@@ -333,7 +337,7 @@ class Chunks:
         B, T, NH, self.heads, self.K = k.shape
         self.V, self.copies, self.steps = v.shape[-1], B * self.heads, T * NH
         wide = triton.next_power_of_2(max(16, self.K))
-        self.M = min(LARGEST, max(16, triton.next_power_of_2(min(T, most) * NH)))
+        self.M = min(STEPS, max(16, triton.next_power_of_2(min(T, most) * NH)))
         self.count = triton.cdiv(self.steps, self.M)
         self.q, self.k, self.v, self.beta = (strided(x) for x in (q, k, v, beta))
         self.gamma = strided(gamma[0]) if gamma else self.beta  # a stand-in that is not read

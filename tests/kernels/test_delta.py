@@ -191,16 +191,16 @@ MUTANTS = {
     ),
     "an error sees no step before": (r"for row in range(1, M):", "for row in range(2, M):"),
     "the token's own write is not seen": (
-        "i[:, None] >= i[None, :], scores * between, 0.0)\n    x =",
-        "i[:, None] > i[None, :], scores * between, 0.0)\n    x =",
+        "tl.where(i[:, None] >= i[None, :], scores",
+        "tl.where(i[:, None] > i[None, :], scores",
     ),
     "the chunk's end does not fade": ("transition + last(through, i, M)", "transition + 1.0"),
     "writes do not fade": ("w * last(between, i, M)[:, None]), x", "w), x"),
     "keys do not fade": ("-through[:, None] * keys", "-keys"),
     "decay at every micro-step": ("& (at % NH == 0)", ""),
     "queries of another micro-step": (
-        "m % NH == NH - 1)\n    keys, _, w, between, through = writes(\n        k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY\n    )\n    queries = tile(q, q_s, b, h, m, d, read, K, NH)\n    scores = times(queries, tl.trans(w), PRECISION)\n    scores = tl.where(i[:, None] >= i[None, :], scores * between, 0.0)\n    x =",
-        "m % NH == 0)\n    keys, _, w, between, through = writes(\n        k, k_s, beta, beta_s, gamma, gamma_s, b, h, m, i, d, exists, K, NH, M, DECAY\n    )\n    queries = tile(q, q_s, b, h, m, d, read, K, NH)\n    scores = times(queries, tl.trans(w), PRECISION)\n    scores = tl.where(i[:, None] >= i[None, :], scores * between, 0.0)\n    x =",
+        "exists & (m % NH == NH - 1), K",
+        "exists & (m % NH == 0), K",
     ),
     "the start of another chunk": (
         "start = starts + (n * (chunks + 1) + chunk)",
