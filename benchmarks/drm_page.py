@@ -131,7 +131,7 @@ def outputs() -> Iterator[tuple[Path, str]]:
     text = {"table": bytes_table, "provenance": bytes_provenance}
     for topic, device, prefix, makers in (
         ("mqar", "h200", "drm_mqar", recall),
-        ("mqar", "cpu", "drm_mqar_cpu", recall),
+        ("mqar", "cpu", "drm_mqar_cpu", {"provenance": mqar_provenance}),
         ("bytes", "h200", "drm_bytes", text),
     ):
         found = json.loads(newest(topic, device).read_text(encoding="utf-8"))

@@ -9,7 +9,8 @@ measures, alone on the device. `--smoke` runs everything at tiny sizes, on a CPU
 
 Times are medians (`median`, `least`, `most`, in milliseconds a call) of single calls by events, or
 of replays of a CUDA graph that holds several calls (`how` is `graph`). The published preset is not
-captured: its LU factorization waits for the device. A training call is the forward and backward pass
+captured: its LU factorization waits for the device. Rollouts and their gradients are timed by the
+clock: `median` and `least` are both the faster of two calls. A training call is the forward and backward pass
 of the cross entropy, without the optimizer.
 
 The tolerance of a check is measured: four times the largest error that the same model makes in

@@ -75,7 +75,7 @@ BLOCK = Part(
     "themselves; its size is below, with d_h for n_directions.",
     numerics="With one token a block is the recurrent step, bit for bit, if increments are not "
     "bounded by themselves. The gap to the recurrent "
-    "path grows with the length of the block and with dt; block_gap measures it.",
+    "path grows with the length of the block, and at first weights with dt; block_gap measures it.",
     not_claimed=(
         "Block states are not those of the recurrent path. Causality holds for both, and says "
         "nothing about their difference (sections 7 and 12).",
