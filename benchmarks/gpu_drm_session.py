@@ -124,7 +124,7 @@ class Session:
         return round(1e3 * shape[0] * shape[1] / timed["median"])
 
     def once(self, run: Callable[[], object]) -> dict[str, float]:
-        """Wall-clock times of calls that wait for the device themselves."""
+        """Wall-clock times of two calls that wait for the device themselves; the faster one counts."""
         times = []
         for _ in range(2):
             if self.clock.cuda:
