@@ -170,11 +170,15 @@ class DeltaMinGRU(Mixer):
             bias = None if self.in_proj.bias is None else self.in_proj.bias[:width]
             q = functional.linear(given, self.in_proj.weight[:width], bias)
         else:
-            q = drives[..., :width]
-        q = q.unflatten(-1, (self.n_heads, self.d_k))
+            q = drives
+        q = self.queries(q)
         with checks.full_precision(q.device):
             read = self.reading(states.to(self.state_dtype), q.to(self.state_dtype))
         return self.out_proj(read.flatten(-2).to(q.dtype))
+
+    def queries(self, drives: Tensor) -> Tensor:
+        """``(..., n_heads, d_k)``, from packed drives."""
+        return drives[..., : self.n_heads * self.d_k].unflatten(-1, (self.n_heads, self.d_k))
 
     def through(
         self,
@@ -184,16 +188,30 @@ class DeltaMinGRU(Mixer):
         resets: Tensor | None = None,
         dt: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Output ``(B, T, d_h)`` and final state of a sequence, without the states in between.
+        """Output ``(B, T, d_h)`` and final state of a sequence; the arguments are those of
+        :meth:`reads`."""
+        read, final = self.reads(drives, h0, resets=resets, dt=dt)
+        return self.out_proj(read.flatten(-2)), final
+
+    def reads(
+        self,
+        drives: Tensor,
+        h0: Tensor | None = None,
+        *,
+        resets: Tensor | None = None,
+        dt: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What every head reads, ``(B, T, n_heads, d_v)``, and the final state of a sequence, without
+        the states in between.
 
         ``drives`` are packed, ``(B, T, C)``, and time gaps ``(B, T)``, as for
         :func:`~pararnn.solve`.
         """
         keys, values = self.n_heads * self.d_k, self.n_heads * self.d_v
-        q, u, v, logits = drives.split(
+        _, u, v, logits = drives.split(
             (keys, self.nh * keys, self.nh * values, self.nh * self.n_heads), -1
         )
-        q = q.unflatten(-1, (self.n_heads, self.d_k))
+        q = self.queries(drives)
         v = v.unflatten(-1, (self.nh, self.n_heads, self.d_v))
         with checks.full_precision(drives.device):
             u = u.unflatten(-1, (self.nh, self.n_heads, self.d_k)).to(self.state_dtype)
@@ -204,7 +222,7 @@ class DeltaMinGRU(Mixer):
                 params = (p.to(self.state_dtype) for p in self.recurrent_params())
                 _, decayed = self.apart((*self.split(drives), dt.to(self.state_dtype), *params))
                 gamma = torch.as_tensor(decayed).expand(*dt.shape, self.n_heads)
-            y, final = delta_scan(
+            return delta_scan(
                 q,
                 k,
                 v,
@@ -214,7 +232,6 @@ class DeltaMinGRU(Mixer):
                 resets=resets,
                 chunk_size=self.chunk_size,
             )
-        return self.out_proj(y.flatten(-2)), final
 
     def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.through(self.drives(x), start, dt=gaps)

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from pararnn import (
     Cell,
+    DeltaMinGRU,
     NewtonConfig,
     ParaGRU,
     ParaM2RNN,
@@ -316,3 +317,22 @@ def test_paths_of_a_model_and_of_one_sequence():
         explain(model.first, x[0, 0])
     with pytest.raises(TypeError, match="got Linear, expected a cell"):
         explain(nn.Linear(3, 3), x)
+
+
+@pytest.mark.parametrize(
+    "spoilt", [lambda y, h: (3 * y + 1, h), lambda y, h: (y, h + 1e-3), lambda y, h: (y + 1e-3, h)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_layer_that_forms_no_states_is_run_itself(spoilt, dtype, monkeypatch):
+    from pararnn.cells import delta_min_gru
+
+    torch.manual_seed(0)
+    layer = DeltaMinGRU(3, 8, n_heads=2, nh=2, decay="learnable", dtype=dtype)
+    x, dt = torch.randn(2, 40, 3, dtype=dtype), torch.rand(2, 40, dtype=dtype)
+    report = verify_agreement(layer, x, dt=dt)
+    assert report.passed, report
+    scan = delta_min_gru.delta_scan
+    monkeypatch.setattr(delta_min_gru, "delta_scan", lambda *args, **kw: spoilt(*scan(*args, **kw)))
+    report = verify_agreement(layer, x, dt=dt)
+    assert not report.passed
+    assert "the difference exceeds its limit" in report.layers[0].reason
