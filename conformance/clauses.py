@@ -420,8 +420,8 @@ CLAUSES: tuple[Clause, ...] = (
         "and a decay without gaps, are a `ValueError`.",
         "1e-12 relative; what the input adds and what bad gaps count as: exact (bitwise)",
         "One more factor in one product.",
-        "Both kinds of decay, both functions of the gap, gaps from 0 to 1e300. Cells without such a "
-        "decay: reported as skipped.",
+        "Both kinds of decay, both functions of the gap, gaps from 0 to 1e300, for the forms "
+        "with a decay of the cell's class. Cells whose class has none: reported as skipped.",
     ),
     Clause(
         34,
