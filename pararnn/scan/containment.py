@@ -29,9 +29,8 @@ def contained(
     head = k.all(2).all(-1, keepdim=True)
     for mask in others:
         head = head & mask.all(2)
-    fine = (
-        v.all(2) & head
-    )  # (B, T, H, dv): a value spoils its column of the state, a key all columns
+    # A value spoils its column of the state, a key all columns.
+    fine = v.all(2) & head  # (B, T, H, dv)
     begin = start.isfinite()
     spoiled = _since(~fine, ~begin.all(-2), resets)
     given = [torch.where(mask, s, 0.0) for mask, s in zip(masks, sequences, strict=True)]

@@ -18,6 +18,7 @@ from ..kernels.support import on_device_of
 from .backend import Fused, register_fused
 from .delta import NAME, in_chunks
 from .inputs import common_dtype
+from .wy import differentiable
 
 LARGEST = {torch.float32: 128, torch.float64: 64}
 """Rows of a state that a program holds."""
@@ -55,22 +56,14 @@ def _gradients(
     d_y = v.new_zeros(*q.shape[:2], *v.shape[3:]) if d_y is None else d_y
     d_end = torch.zeros_like(start) if d_end is None else d_end
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        *bars, first = _twice([*sequences, start], most, (d_y, d_end))
+
+        def run(*given: Tensor) -> tuple[Tensor, Tensor]:
+            return in_chunks(list(given[:-1]), given[-1], most)
+
+        *bars, first = differentiable(run, [*sequences, start], (d_y, d_end))
     else:
         *bars, first = delta_backward(sequences, list(kept), most, d_y, d_end)
     return {"sequences": bars, "start": first}
-
-
-def _twice(
-    inputs: list[Tensor], most: int, bars: tuple[Tensor, Tensor]
-) -> tuple[Tensor | None, ...]:
-    """Cotangents that can be differentiated again."""
-    # Views, because an input may be made from another one, whose derivative is not asked for here.
-    views = [x.view_as(x) for x in inputs]
-    wanted = [x for x in views if x.requires_grad]
-    outputs = in_chunks(views[:-1], views[-1], most)
-    grads = iter(torch.autograd.grad(outputs, wanted, bars, create_graph=True))
-    return tuple(next(grads) if x.requires_grad else None for x in views)
 
 
 delta_chunks = Operator(

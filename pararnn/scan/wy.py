@@ -10,6 +10,7 @@ the starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -85,7 +86,11 @@ class Walk(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor, d_end: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, solving, starts, errors = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _differentiable(inputs, d_y, d_end)
+
+            def run(*given: Any) -> tuple[Tensor, Tensor]:
+                return side_by_side(given[:-1], given[-1])
+
+            return differentiable(run, inputs, (d_y, d_end))
         _, scores, v, faded, written, q, keep, _ = inputs
         d_starts = _products(q.mT, d_y)  # by the outputs; the chunk's end is added below
         d_errors = _products(scores.mT, d_y)
@@ -119,14 +124,14 @@ def _products(a: Tensor, b: Tensor, add_to: Tensor | None = None) -> Tensor:
     return add_to
 
 
-def _differentiable(
-    inputs: list[Tensor | None], d_y: Tensor, d_end: Tensor
+def differentiable(
+    run: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor | None],
+    bars: tuple[Tensor, ...],
 ) -> tuple[Tensor | None, ...]:
-    """The cotangents as functions that can be differentiated again."""
+    """Cotangents of the inputs of ``run(*inputs)`` that can be differentiated again."""
     # Views, because an input may be made from another one, whose derivative is not asked for here.
     views = [None if t is None else t.view_as(t) for t in inputs]
-    *pieces, start = views
     wanted = [t for t in views if t is not None and t.requires_grad]
-    found = side_by_side(tuple(pieces), start)  # type: ignore[arg-type]
-    grads = iter(torch.autograd.grad(found, wanted, (d_y, d_end), create_graph=True))
+    grads = iter(torch.autograd.grad(run(*views), wanted, bars, create_graph=True))
     return tuple(None if t is None or not t.requires_grad else next(grads) for t in views)
