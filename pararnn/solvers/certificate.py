@@ -21,7 +21,7 @@ which is a recurrence of numbers that are not negative, solved with every roundi
 
 ``Y`` bounds ``|c|`` and the sums of ``local``, ``q`` those of ``R``, ``κ`` those of ones. By induction ``β``
 bounds the whole trajectory's error. No state need lie in its declared bounds: ``M`` is
-bounded on a box that holds all states, with room for ``β``. A recurrence that is linear in its state
+bounded on a box that holds all drives, and all states with room for ``β``. A recurrence that is linear in its state
 has ``M = 0``. The states may be float32: their rounding is part of ``r``.
 """
 
@@ -31,12 +31,14 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, affine_scan
 from ..spec.bounds import derivative_bounds
 from ..spec.declarations import Linear
+from ..spec.interval import Interval
 from ..spec.primitives import snap
 from . import enclosure
 from .dynamics import SpecDynamics
@@ -103,7 +105,11 @@ def _certify(task: Task, states: Tensor) -> Certificate:
         rows = slice(start, start + count)
         found.append(
             _row_bounds(
-                dynamics, before[rows], u[rows], states[rows], None if resets is None else resets[rows]
+                dynamics,
+                before[rows],
+                u[rows],
+                states[rows],
+                None if resets is None else resets[rows],
             )
         )
     rows_of = [torch.cat(parts).tolist() for parts in zip(*found, strict=True)]
@@ -174,9 +180,20 @@ def _curvature(dynamics: SpecDynamics, task: Task, reach: float) -> float:
     if None in dynamics.bounds:
         return math.inf
     params = [p.detach().cpu().numpy() for p in dynamics.raw_params]
-    gap = math.inf if task.dt is None else float(task.dt.max())
-    m = float(derivative_bounds(dynamics.spec, params, dynamics.sizes, reach, gap)[1].max())
+    ends = zip(
+        *(_parts(dynamics, x) for x in torch.aminmax(task.inputs.flatten(0, 1), dim=0)), strict=True
+    )
+    drives = [Interval(lo, hi) for lo, hi in ends]
+    bent = derivative_bounds(dynamics.spec, params, dynamics.sizes, reach, drives=drives)[1]
+    m = float(bent.max())
     return math.inf if math.isnan(m) else m
+
+
+def _parts(dynamics: SpecDynamics, u: Tensor) -> list[np.ndarray]:
+    """Packed drives ``(C,)`` as arrays, each of the shape of its axes."""
+    shapes = dynamics.spec.drive_shapes(dynamics.sizes)
+    parts = u.split([math.prod(shape) for shape in shapes], -1)
+    return [p.reshape(shape).cpu().numpy() for p, shape in zip(parts, shapes, strict=True)]
 
 
 def _none(reason: str) -> Certificate:

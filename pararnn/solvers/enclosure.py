@@ -303,7 +303,9 @@ def jacobian(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> Ball:
     params = [Ball(p) for p in dynamics.params]
     tangent = _program(dynamics.spec, "tangent")(*slots, *coefficients, *params)
     moved = _joined(dynamics, tangent, basis)
-    return Ball(*(_arranged(algebra, x, len(lead)) for x in (moved.value, cast(Tensor, moved.radius))))
+    return Ball(
+        *(_arranged(algebra, x, len(lead)) for x in (moved.value, cast(Tensor, moved.radius)))
+    )
 
 
 def columns(dynamics: SpecDynamics, like: Tensor) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from .interval import Interval
+from .interval import Interval, above, below
 
 
 class sigmoid(sympy.Function):
@@ -161,24 +161,52 @@ class Primitive:
 
 
 def _np_sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def _increasing(f: Callable) -> Callable[[Interval], Interval]:
-    return lambda x: Interval(f(x.lo), f(x.hi))
+def _increasing(
+    f: Callable, low: float = -np.inf, high: float = np.inf
+) -> Callable[[Interval], Interval]:
+    """Image under a function with values from ``low`` to ``high``, which is exact at 0."""
+
+    def image(x: Interval) -> Interval:
+        lo, hi = f(x.lo), f(x.hi)
+        lo, hi = np.where(x.lo == 0, lo, below(lo)), np.where(x.hi == 0, hi, above(hi))
+        return Interval(np.maximum(lo, low), np.minimum(hi, high))
+
+    return image
 
 
 def _constant(value: float) -> Callable[[Interval], np.ndarray]:
     return lambda x: np.full(np.broadcast(x.lo, x.hi).shape, value)
 
 
-def _bell(f: Callable) -> Callable[[Interval], np.ndarray]:
-    """Sup of an even, unimodal ``f`` (largest at 0) over an interval."""
-    return lambda x: f(np.where((x.lo <= 0) & (x.hi >= 0), 0.0, np.minimum(abs(x.lo), abs(x.hi))))
+def _bell(f: Callable, top: float) -> Callable[[Interval], np.ndarray]:
+    """Sup of an even, unimodal ``f`` (largest at 0, where it is ``top``) over an interval."""
+
+    def sup(x: Interval) -> np.ndarray:
+        nearest = np.where((x.lo <= 0) & (x.hi >= 0), 0.0, np.minimum(abs(x.lo), abs(x.hi)))
+        return np.minimum(above(f(nearest)), top)
+
+    return sup
 
 
-def _softplus_np(x: np.ndarray) -> np.ndarray:
-    return np.logaddexp(0.0, x)
+def _squared_sech(x: np.ndarray) -> np.ndarray:
+    return 4 * _np_sigmoid(2 * x) * _np_sigmoid(-2 * x)
+
+
+def _exp_up(x: Interval) -> np.ndarray:
+    return np.where(x.hi == 0, 1.0, above(np.exp(x.hi)))
+
+
+def _reciprocal_up(x: np.ndarray) -> np.ndarray:
+    return above(1 / np.maximum(x, 0))
+
+
+def _softplus_image(x: Interval) -> Interval:
+    lo, hi = below(np.logaddexp(0.0, x.lo)), above(np.logaddexp(0.0, x.hi))
+    return Interval(np.maximum(lo, 0.0), hi)
 
 
 def _positive_np(x: np.ndarray) -> np.ndarray:
@@ -188,15 +216,15 @@ def _positive_np(x: np.ndarray) -> np.ndarray:
 def _positive_slope(x: Interval, y: Interval | None = None) -> np.ndarray:
     """Upper bound of the slope of ``positive``: it grows up to 0 and is 1 from there."""
     high = _np_sigmoid(np.minimum(x.hi, 0))
-    return np.where(x.hi >= 0, 1.0, high * (1 - high))
+    return np.where(x.hi >= 0, 1.0, above(high * (1 - high)))
 
 
 def _around(x: Interval, m: Interval) -> Interval:
     """Within half a step of ``2π/|m|`` of ``x``."""
     smallest = np.where((m.lo <= 0) & (m.hi >= 0), 0.0, np.minimum(abs(m.lo), abs(m.hi)))
     with np.errstate(divide="ignore"):
-        half = np.pi / smallest
-    return Interval(x.lo - half, x.hi + half)
+        half = above(np.pi / smallest)
+    return Interval(below(x.lo - half), above(x.hi + half))
 
 
 def _step_np(x: np.ndarray) -> np.ndarray:
@@ -218,8 +246,8 @@ def _may_be_larger(a: Interval, b: Interval) -> tuple[np.ndarray, np.ndarray]:
 
 
 # max |sigma''| = 1/(6 sqrt 3), max |tanh''| = 4/(3 sqrt 3), max |softplus''| = max sigma' = 1/4.
-_SIGMOID_CURVATURE = 1 / (6 * np.sqrt(3))
-_TANH_CURVATURE = 4 / (3 * np.sqrt(3))
+_SIGMOID_CURVATURE = float(above(1 / (6 * np.sqrt(3))))
+_TANH_CURVATURE = float(above(4 / (3 * np.sqrt(3))))
 
 PRIMITIVES: dict[type[sympy.Function], Primitive] = {
     p.function: p
@@ -229,8 +257,8 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             sigmoid,
             r"\sigma",
             lambda x, y: y * (1 - y),
-            _increasing(_np_sigmoid),
-            _bell(lambda x: _np_sigmoid(x) * _np_sigmoid(-x)),
+            _increasing(_np_sigmoid, 0.0, 1.0),
+            _bell(lambda x: _np_sigmoid(x) * _np_sigmoid(-x), 0.25),
             _constant(_SIGMOID_CURVATURE),
         ),
         Primitive(
@@ -238,8 +266,8 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             tanh,
             r"\tanh",
             lambda x, y: 1 - y**2,
-            _increasing(np.tanh),
-            _bell(lambda x: 1 - np.tanh(x) ** 2),
+            _increasing(np.tanh, -1.0, 1.0),
+            _bell(_squared_sech, 1.0),
             _constant(_TANH_CURVATURE),
         ),
         Primitive(
@@ -247,8 +275,8 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             softplus,
             r"\operatorname{softplus}",
             lambda x, y: sigmoid(x),
-            _increasing(_softplus_np),
-            lambda x: _np_sigmoid(x.hi),
+            _softplus_image,
+            lambda x: np.minimum(above(_np_sigmoid(x.hi)), 1.0),
             _constant(0.25),
         ),
         Primitive(
@@ -256,18 +284,18 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             exp,
             r"\exp",
             lambda x, y: y,
-            _increasing(np.exp),
-            lambda x: np.exp(x.hi),
-            lambda x: np.exp(x.hi),
+            _increasing(np.exp, 0.0),
+            _exp_up,
+            _exp_up,
         ),
         Primitive(
             "expm1",
             expm1,
             r"\operatorname{expm1}",
             lambda x, y: y + 1,
-            _increasing(np.expm1),
-            lambda x: np.exp(x.hi),
-            lambda x: np.exp(x.hi),
+            _increasing(np.expm1, -1.0),
+            _exp_up,
+            _exp_up,
         ),
         Primitive(
             "log",
@@ -275,8 +303,8 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             r"\log",
             lambda x, y: 1 / x,
             _increasing(lambda x: np.log(np.maximum(x, 0))),
-            lambda x: 1 / np.maximum(x.lo, 0),
-            lambda x: 1 / np.maximum(x.lo, 0) ** 2,
+            lambda x: _reciprocal_up(x.lo),
+            lambda x: above(_reciprocal_up(x.lo) ** 2),
         ),
         Primitive(
             "log1p",
@@ -284,15 +312,15 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             r"\operatorname{log1p}",
             lambda x, y: 1 / (1 + x),
             _increasing(lambda x: np.log1p(np.maximum(x, -1))),
-            lambda x: 1 / np.maximum(1 + x.lo, 0),
-            lambda x: 1 / np.maximum(1 + x.lo, 0) ** 2,
+            lambda x: _reciprocal_up(np.nextafter(1 + x.lo, -np.inf)),
+            lambda x: above(_reciprocal_up(np.nextafter(1 + x.lo, -np.inf)) ** 2),
         ),
         Primitive(
             "positive",
             positive,
             "g",
             lambda x, y: positive_slope(x, y),
-            _increasing(_positive_np),
+            _increasing(_positive_np, 0.0),
             _positive_slope,
             # A kink at 0: no second derivative there.
             lambda x: np.where(x.hi < 0, _SIGMOID_CURVATURE, np.where(x.lo > 0, 0.0, np.inf)),
@@ -351,7 +379,7 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             heaviside,
             r"\mathrm{H}",
             lambda x, y: sympy.Integer(0),
-            _increasing(_step_np),
+            lambda x: Interval(_step_np(x.lo), _step_np(x.hi)),
             _where_equal(np.inf),
             _where_equal(np.inf),
             internal=True,
