@@ -27,7 +27,7 @@ import pararnn.drm.model
 import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
 from pararnn.scan import delta as scan_delta
-from pararnn.solvers import engine
+from pararnn.solvers import enclosure, engine
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
@@ -606,6 +606,24 @@ def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     return None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
 
 
+def constant_rounding(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> enclosure.Ball:
+    ball = ENCLOSED(dynamics, h, u)
+    size = 32 * torch.finfo(h.dtype).eps * ball.value.abs().max().clamp_min(1)
+    return enclosure.Ball(ball.value, torch.zeros_like(ball.value) + size)
+
+
+def rounding_without_start(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> enclosure.Ball:
+    ball = ENCLOSED(dynamics, h, u)
+    return enclosure.Ball(ball.value, torch.cat([ball.radius[:, 1:2], ball.radius[:, 1:]], 1))
+
+
+def exact_product(self: enclosure.Ball, other: Any) -> enclosure.Ball:
+    return enclosure.Ball((found := MULTIPLIED(self, other)).value, torch.zeros_like(found.value))
+
+
+ENCLOSED, MULTIPLIED = enclosure.step, enclosure.Ball.__mul__
+
+
 # -- the DRM ---------------------------------------------------------------------------------------
 
 
@@ -890,6 +908,15 @@ def mutants() -> Iterator[Mutant]:
                  ("certificate",), api=reported(error_bound=lambda s: s.residual))  # fmt: skip
     yield Mutant("no certificate", "always infinite", DIAG, ("certificate",),
                  api=reported(error_bound=lambda s: float("inf")))  # fmt: skip
+    yield Mutant("constant rounding", "32 units in the last place, whatever was evaluated", DIAG,
+                 ("certificate",),
+                 patch=replaced(enclosure, "step", constant_rounding))  # fmt: skip
+    yield Mutant("start forgotten", "the rounding of the step from h0 taken for that of a later one", DIAG,
+                 ("certificate",),
+                 patch=replaced(enclosure, "step", rounding_without_start))  # fmt: skip
+    yield Mutant("exact products", "the rounding of products is left out", DIAG,
+                 ("certificate",),
+                 patch=replaced(enclosure.Ball, "__mul__", exact_product))  # fmt: skip
 
     yield Mutant("one-step gradient", "truncated backpropagation", DIAG,
                  ("linear-solve", "gradients"), api=solving(one_step_gradient))  # fmt: skip
