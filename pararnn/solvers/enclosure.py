@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, Right
+from ..scan import Algebra, Block, Dense, Diagonal, Left, Right
 from ..spec import Spec
 from ..spec.program import load, print_program
 from .dynamics import SpecDynamics
@@ -357,4 +357,4 @@ def _arranged(algebra: Algebra, x: Tensor, lead: int) -> Tensor:
         return x.movedim(-3, -2)
     if isinstance(algebra, Dense):
         return algebra.pack(x).movedim(-3, -1)
-    return cast(Flat, algebra) and x.flatten(lead + 1).mT
+    return x.flatten(lead + 1).mT

@@ -174,11 +174,11 @@ def derivative_bounds(
                 inner, d1, d2 = _elementwise(stage.operand, values, first, second)
                 box = Interval(np.broadcast_to(inner.lo, shape), np.broadcast_to(inner.hi, shape))
                 if stage.map.structure == "contract":
-                    (lo, lost), (hi, more), *majorants = (
+                    (least, lost), (most, more), *majorants = (
                         _contracted(stage.map.dim, np.broadcast_to(x, shape))
                         for x in (box.lo, box.hi, d1, d2)
                     )
-                    values[stage.symbol] = _widened(lo, hi, lost + more)
+                    values[stage.symbol] = _widened(least, most, lost + more)
                     first[stage.symbol], second[stage.symbol] = (
                         total_above(total, rounding) for total, rounding in majorants
                     )

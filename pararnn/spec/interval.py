@@ -135,13 +135,13 @@ class Interval:
             return self.power(-exponent).reciprocal()
         if exponent == int(exponent):
             a, b = _raised(self.lo, int(exponent)), _raised(self.hi, int(exponent))
-            lo = np.minimum(a.lo, b.lo)
+            least = np.minimum(a.lo, b.lo)
             if int(exponent) % 2 == 0:
-                lo = np.where((self.lo <= 0) & (self.hi >= 0), 0.0, np.maximum(lo, 0.0))
-            return Interval(lo, np.maximum(a.hi, b.hi))
-        e = float(exponent)
-        lo, hi = _raised(np.maximum(self.lo, 0.0), e), _raised(np.maximum(self.hi, 0.0), e)
-        return Interval(np.maximum(lo.lo, 0.0), hi.hi)
+                least = np.where((self.lo <= 0) & (self.hi >= 0), 0.0, np.maximum(least, 0.0))
+            return Interval(least, np.maximum(a.hi, b.hi))
+        ends = (np.maximum(end, 0.0) for end in (self.lo, self.hi))
+        a, b = (_raised(end, float(exponent)) for end in ends)
+        return Interval(np.maximum(a.lo, 0.0), b.hi)
 
 
 def _multiplied(x: np.ndarray, exponent: int) -> np.ndarray:
