@@ -10,7 +10,7 @@ from torch import Tensor
 from .._checks import full_precision
 from .autograd import scan
 from .backend import pick
-from .inputs import Options, accumulated, common_dtype, cut, one_device, reset_mask, shaped, tensor
+from .inputs import Options, accumulated, common_dtype, one_device, reset_mask, shaped, tensor
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -74,16 +74,17 @@ def linear_scan(
     if fused := pick(name, backend, a, b, h0):
         return fused(a, b, h0, options)
     dtype = common_dtype(a, b)
-    op, forcing, start = _prepared(dtype, cut(a, resets), b, h0, state_shape)
+    op, forcing, start = _prepared(dtype, a, b, h0, state_shape)
     if coefficients:
         both = scan(
             torch.stack([op, op], -1),
             torch.stack([torch.zeros_like(forcing), forcing], -1),
             torch.stack([torch.ones_like(start), start], -1),
             reverse=reverse,
+            resets=resets,
         ).to(dtype)
         return both[..., 0], both[..., 1]
-    states = scan(op, forcing, start, reverse=reverse)
+    states = scan(op, forcing, start, reverse=reverse, resets=resets)
     return result(states, start, dtype, options)
 
 
@@ -168,7 +169,7 @@ def matrix_scan(
     if fused := pick(name, backend, m, b, h0):
         return fused(m, b, h0, options)
     dtype = common_dtype(m, b)
-    op, forcing, start = _prepared(dtype, cut(m, resets), b, h0, (batch, planes, 2))
+    op, forcing, start = _prepared(dtype, m, b, h0, (batch, planes, 2))
     # The planes last: operations on 2×2 matrices become operations on rows of n numbers.
     op = op.permute(0, 1, 3, 4, 2).contiguous()
     if coefficients:
@@ -184,10 +185,12 @@ def matrix_scan(
             first.permute(0, 2, 3, 1).flatten(-2),
             "block",
             reverse,
+            resets,
         )
         states = states.unflatten(-1, (3, planes)).permute(0, 1, 4, 2, 3).to(dtype)
         return states[..., :2], states[..., 2]
-    states = scan(op, forcing.mT.contiguous(), start.mT.contiguous(), "block", reverse).mT
+    states = scan(op, forcing.mT.contiguous(), start.mT.contiguous(), "block", reverse, resets)
+    states = states.mT
     return result(states, start, dtype, options)
 
 
@@ -237,7 +240,7 @@ def matrix_affine_scan(
     if fused := pick(name, backend, a, b, h0):
         return fused(a, b, h0, options)
     dtype = common_dtype(a, b)
-    op, forcing, start = _prepared(dtype, cut(a, resets), b, h0, state_shape)
+    op, forcing, start = _prepared(dtype, a, b, h0, state_shape)
     with full_precision(a.device):
         if coefficients:
             eye = torch.eye(size, dtype=op.dtype, device=op.device)
@@ -247,9 +250,10 @@ def matrix_affine_scan(
                 torch.cat([eye.expand(batch, blocks, size, size), start], -1),
                 "left",
                 reverse,
+                resets,
             ).to(dtype)
             return states[..., :size], states[..., size:]
-        states = scan(op, forcing, start, "left", reverse)
+        states = scan(op, forcing, start, "left", reverse, resets)
     return result(states, start, dtype, options)
 
 

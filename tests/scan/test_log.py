@@ -20,7 +20,7 @@ directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "
 def path(request, monkeypatch):
     """Both ways of computing: linear space where no state can grow, and relative to maxima."""
     if request.param == "recentred":
-        monkeypatch.setattr(module, "_cannot_grow", lambda *_: False)
+        monkeypatch.setattr(module, "_stays", lambda *_: False)
     return request.param
 
 
