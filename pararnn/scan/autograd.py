@@ -140,9 +140,18 @@ def _previous(states: Tensor, x0: Tensor, reverse: bool) -> Tensor:
     return torch.cat([states[:, 1:], start] if reverse else [start, states[:, :-1]], 1)
 
 
-def _doubtful(*values: Tensor) -> bool:
+def doubtful(*values: Tensor) -> bool:
     """Whether some number may not be finite: a sum tells, where it can be looked at."""
     return not all(readable(v) and bool(v.detach().sum().isfinite()) for v in values)
+
+
+def reached(met: Tensor, resets: Tensor | None, reverse: bool) -> Tensor:
+    """Whether a cotangent has been met at a step or before it, in the direction of the adjoint, and
+    with no reset between the two: at the others the cotangent of the state is exactly zero."""
+    if resets is not None:  # one at a step cuts off what follows: the step itself is still met
+        resets = chained(resets, torch.zeros_like(resets[:, 0]), reverse)
+    count = met.float()
+    return affine_scan(torch.ones_like(count), count, resets=resets, reverse=reverse) > 0
 
 
 def _silenced(value: Tensor, idle: Tensor) -> Tensor:
@@ -153,12 +162,9 @@ def _silenced(value: Tensor, idle: Tensor) -> Tensor:
 def _heard(op: Tensor, g: Tensor, resets: Tensor | None, algebra: Algebra, reverse: bool) -> Tensor:
     """Operators of the adjoint, from the cotangents ``g`` of the states that they move; without
     numbers that are not finite where no such cotangent has been met."""
-    if op.shape[1] == 0 or not _doubtful(op):
+    if op.shape[1] == 0 or not doubtful(op):
         return op
-    met = algebra.size(g).detach().ne(0).to(op.dtype)
-    if resets is not None:  # one at a step cuts off what follows: the step itself is still met
-        resets = chained(resets, torch.zeros_like(resets[:, 0]), reverse)
-    met = affine_scan(torch.ones_like(met), met, resets=resets, reverse=reverse) > 0
+    met = reached(algebra.size(g).detach() != 0, resets, reverse)
     return _silenced(op, algebra.spread(~met, op))
 
 
@@ -176,7 +182,7 @@ def _backward(ctx: Any, g: Tensor, again: Callable[..., Tensor]) -> tuple[Tensor
     ends = [rest, g[:, last].unsqueeze(1)]
     cotangent = torch.cat(ends[::-1] if reverse else ends, 1)
     before = _previous(states, x0, reverse)
-    if _doubtful(states, x0):
+    if doubtful(states, x0):
         before = _silenced(before, algebra.size(cotangent) == 0)
     d_op = cut(algebra.outer(cotangent, before), resets)
     return d_op, cotangent, _start(adjoint, cotangent, resets, algebra, first), None, None, None
@@ -204,7 +210,7 @@ def _backward_once(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     )
     d_op = d_x0 = None
     if ctx.needs_input_grad[0]:
-        if _doubtful(states, x0):
+        if doubtful(states, x0):
             before = _silenced(_previous(states, x0, reverse), algebra.size(cotangent) == 0)
             d_op = algebra.outer(cotangent, before)
         else:
@@ -229,7 +235,7 @@ def _start(
 ) -> Tensor:
     """Cotangent of the initial state."""
     op, moved = adjoint[:, first], cotangent[:, first]
-    if _doubtful(op):
+    if doubtful(op):
         op = _silenced(op, algebra.spread(algebra.size(moved) == 0, op))
     moved = algebra.apply(op, moved)
     return moved if resets is None else cut(moved, resets[:, first])

@@ -75,6 +75,13 @@ def chained(ends: Tensor, first: Tensor, reverse: bool) -> Tensor:
     return torch.cat([first.unsqueeze(1), ends[:, :-1]], 1)
 
 
+def neighbours(reverse: bool) -> tuple[slice, slice]:
+    """Of chunks along a dimension: those that end at edge i, and those that start there, in the
+    direction of the recurrence."""
+    before, after = slice(None, -1), slice(1, None)
+    return (after, before) if reverse else (before, after)
+
+
 def differing(end: Tensor, start: Tensor, terms: Tensor, roundoffs: int) -> Tensor | None:
     """Where the end of a chunk is not the start of the next, by more roundoffs of ``terms``, or of
     the least normal number, than given; None if nowhere. Equal infinities and two NaNs are one
@@ -110,10 +117,7 @@ class Chunks:
         if not self.algebra.multiplies or self.b.numel() == 0:
             return
         edges, size = self.starts.shape[1] - 1, self.algebra.size
-        # Edge i, in the order of the walk, is where chunk i ends and the next one starts.
-        before, after = slice(None, -1), slice(1, None)
-        if self.reverse:
-            before, after = after, before
+        before, after = neighbours(self.reverse)
         end, start = self._last(self.states)[:, before], self.starts[:, after]
         # Some of the terms of σ: who agrees by these agrees.
         terms = torch.maximum(size(end), size(self._last(self.b)[:, before]))
