@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -198,7 +199,28 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Context in which autocast is off: recurrences run in the dtype of their state."""
     if autocast_dtype(device) is None:
         return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    if torch.compiler.is_compiling():
+        return torch.autocast(device.type, enabled=False)
+    return _without_autocast(device)
+
+
+_regions = threading.local()
+
+
+@contextmanager
+def _without_autocast(device: torch.device) -> Iterator[None]:
+    outer = getattr(_regions, "left", 0)
+    _regions.left = outer + 1
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        _regions.left = outer
+
+
+def inside_autocast(device: torch.device) -> bool:
+    """Whether a region of autocast is around this, also where :func:`full_precision` has left it."""
+    return autocast_dtype(device) is not None or getattr(_regions, "left", 0) > 0
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

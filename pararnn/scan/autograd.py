@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .._checks import full_precision, readable
+from .._precision import exactly
 from .affine import affine_scan
 from .algebra import Algebra, Block, Diagonal, Left, MaxPlus
 from .chunks import chained, per_state
@@ -69,9 +70,9 @@ class AffineScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _backward(ctx, g, AffineScan.apply)
         with full_precision(g.device):
-            if torch.is_grad_enabled():
-                return _backward(ctx, g, AffineScan.apply)
             return _backward_once(ctx, g)
 
     @staticmethod
@@ -175,17 +176,21 @@ def _backward(ctx: Any, g: Tensor, again: Callable[..., Tensor]) -> tuple[Tensor
     if g.shape[1] == 0:
         return torch.zeros_like(op), torch.zeros_like(g), torch.zeros_like(x0), None, None, None
     first, last, later, earlier = _ends(reverse)
-    adjoint = algebra.transpose(op)
     cuts = None if resets is None else resets[:, later]
-    moved = _heard(adjoint[:, later], g[:, later], cuts, algebra, not reverse)
-    rest = again(moved, g[:, earlier], g[:, last], cuts, ctx.kind, not reverse)
-    ends = [rest, g[:, last].unsqueeze(1)]
-    cotangent = torch.cat(ends[::-1] if reverse else ends, 1)
-    before = _previous(states, x0, reverse)
-    if doubtful(states, x0):
-        before = _silenced(before, algebra.size(cotangent) == 0)
-    d_op = cut(algebra.outer(cotangent, before), resets)
-    return d_op, cotangent, _start(adjoint, cotangent, resets, algebra, first), None, None, None
+
+    def run(op: Tensor, x0: Tensor, states: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        adjoint = algebra.transpose(op)
+        moved = _heard(adjoint[:, later], g[:, later], cuts, algebra, not reverse)
+        rest = again(moved, g[:, earlier], g[:, last], cuts, ctx.kind, not reverse)
+        ends = [rest, g[:, last].unsqueeze(1)]
+        cotangent = torch.cat(ends[::-1] if reverse else ends, 1)
+        before = _previous(states, x0, reverse)
+        if doubtful(states, x0):
+            before = _silenced(before, algebra.size(cotangent) == 0)
+        d_op = cut(algebra.outer(cotangent, before), resets)
+        return d_op, cotangent, _start(adjoint, cotangent, resets, algebra, first)
+
+    return *exactly(run, g.device, op, x0, states, g), None, None, None
 
 
 def _backward_once(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -242,8 +247,7 @@ def _start(
 
 
 def _operator_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    with full_precision(g.device):
-        return _backward(ctx, g, _operator)
+    return _backward(ctx, g, _operator)
 
 
 _operator.register_autograd(_operator_backward, setup_context=_setup)

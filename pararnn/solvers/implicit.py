@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._checks import full_precision
+from .._precision import exactly
 from ..scan import Algebra, Block, Diagonal, Flat, Left, affine_scan
 from ..scan.autograd import doubtful, reached
 from .columns import column_scan
@@ -164,11 +165,6 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        with full_precision(g.device):
-            return Solve._backward(ctx, g)
-
-    @staticmethod
-    def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         u, h0, states, *params = ctx.saved_tensors
         problem: Problem = ctx.problem
         dynamics = problem.make(tuple(params))
@@ -179,7 +175,8 @@ class Solve(torch.autograd.Function):
                 problem, dynamics, states, u, h0, g, tuple(params)
             )
         else:
-            u_bar, h0_bar, grads = first_order(problem, dynamics, states, u, h0, g)
+            with full_precision(g.device):
+                u_bar, h0_bar, grads = first_order(problem, dynamics, states, u, h0, g)
         cast = (None if g is None else g.to(p.dtype) for g, p in zip(grads, params, strict=True))
         return None, u_bar, h0_bar, *cast
 
@@ -196,11 +193,20 @@ def differentiable_gradients(
     """Cotangents of ``u``, of ``h0`` and of the parameters, which can be differentiated again."""
     skipped = silent(problem, states, u, h0, g)
     before, u = cut(problem.previous(states, h0), skipped), cut(u, skipped)
-    cotangents = AdjointSolve.apply(problem, g, before, u, *params)
-    values = dynamics.linearization(before, u)
-    u_bar, grads = dynamics.gradients(values, before, u, cotangents)
-    first = _first_cotangent(problem, dynamics, before[:, :1], u[:, :1], cotangents[:, :1])
-    return u_bar, first, list(grads)
+    known: list[bool] = []  # which parameters have a cotangent
+
+    def run(g: Tensor, before: Tensor, u: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        dynamics = problem.make(params)
+        cotangents = AdjointSolve.apply(problem, g, before, u, *params)
+        values = dynamics.linearization(before, u)
+        u_bar, grads = dynamics.gradients(values, before, u, cotangents)
+        first = _first_cotangent(problem, dynamics, before[:, :1], u[:, :1], cotangents[:, :1])
+        known[:] = [grad is not None for grad in grads]
+        return u_bar, first, *(grad for grad in grads if grad is not None)
+
+    u_bar, first, *grads = exactly(run, u.device, g, before, u, *params)
+    each = iter(grads)
+    return u_bar, first, [next(each) if there else None for there in known]
 
 
 def first_order(
