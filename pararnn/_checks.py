@@ -82,6 +82,12 @@ def floating(name: str, value: object) -> Tensor:
     """``value`` as a real floating-point tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor.")
+    if value.is_complex():
+        raise TypeError(
+            f"{name}: got dtype {value.dtype}, expected a real floating-point dtype; give real and "
+            "imaginary parts as two numbers, torch.view_as_real(...): what multiplies them is a "
+            "rotation of a plane."
+        )
     if not value.is_floating_point():
         raise TypeError(
             f"{name}: got dtype {value.dtype}, expected a floating-point dtype; "

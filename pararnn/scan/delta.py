@@ -125,7 +125,8 @@ def delta_scan(
         sequences.append(cut(gamma, mask)[:, :, None, :, None])
     *sequences, start = accumulated(dtype, *sequences, h0)
     if length == 0:
-        return v.sum(2).to(q.dtype), start  # empty, and known to autograd
+        empty = sequences[2].sum(2) + sum(s.sum() for s in sequences)
+        return empty.to(q.dtype), start  # known to autograd
     if reverse:
         sequences = [s.flip(1) for s in sequences]
         mask = None if mask is None else mask.flip(1)

@@ -67,6 +67,8 @@ def linear_scan(
     """
     name = "linear_scan"
     a = _sequence(name, "a", a)
+    if isinstance(b, Tensor) and a.ndim < b.ndim:
+        shaped(name, "a", a, tuple(b.shape))
     b = tensor(name, "b", b, tuple(a.shape))
     state_shape = (a.shape[0], *a.shape[2:])
     options = Options(resets, reverse, return_state, coefficients)
@@ -122,7 +124,8 @@ def prefix_sum(b: Tensor, h0: Tensor, *, backend: str = "auto") -> Tensor:
         return cast(Tensor, fused(b, h0))
     dtype = common_dtype(b, h0)
     b, start = accumulated(dtype, b, h0)
-    return (start.unsqueeze(1) + b.cumsum(1)).to(dtype)
+    # The start is the first term: a sum without it may overflow where the state does not.
+    return torch.cat([b[:, :1] + start.unsqueeze(1), b[:, 1:]], 1).cumsum(1).to(dtype)
 
 
 def matrix_scan(
