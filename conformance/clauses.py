@@ -580,7 +580,7 @@ CLAUSES: tuple[Clause, ...] = (
         "so they differ by roundoffs of the sum of their absolute values. Where they differ by more "
         "the chunk is walked again from that end. The check needs to look at the numbers, so it is "
         "made on the CPU.",
-        "States that walk over 40 orders of magnitude in float32 and 300 in float64, scalars and "
+        "States that walk over 42 orders of magnitude in float32 and 320 in float64, scalars and "
         "blocks of two, in both directions; and prefixes and rows of them beside other numbers. Once "
         "for every cell of class `linear`, with its own draws. Other cells: reported as skipped.",
     ),

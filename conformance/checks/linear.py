@@ -234,9 +234,10 @@ def scan_range(ctx: Context) -> None:
         raise NotApplicable("the recurrence is not linear in its state")
     length = 150
     for dtype in ctx.wide_dtypes():
-        largest = 20.0 if dtype == torch.float32 else 150.0
         for number in ctx.rounds(2):
-            # Powers of ten between which every lane walks, by steps of its own.
+            # Powers of ten between which every lane walks, by steps of its own: anywhere, or further
+            # apart than the least and the largest number of the dtype, in several steps.
+            largest = 18.0 + 3 * (number % 2) if dtype == torch.float32 else 150.0 + 10 * (number % 2)
             levels = ctx.uniform(2, length + 1, 3, high=largest)
             if number % 2:
                 levels = largest * torch.sin(levels.cumsum(1) / largest)
@@ -269,7 +270,8 @@ def whole_range(ctx: Context, scan: Any, op: Tensor, b: Tensor, h0: Tensor) -> N
         order = (1,) if reverse else ()
         want = walk(op.flip(order), b.flip(order), h0).flip(order)
         tiny = torch.finfo(b.dtype).tiny
-        terms = walk(op.flip(order).abs().double(), b.flip(order).abs().double() + tiny, h0.double())
+        sizes = op.flip(order).abs().double(), b.flip(order).abs().double() + tiny
+        terms = walk(*sizes, h0.abs().double())
         gap = (got - want).double().abs() / terms.flip(order)
         rows = 1 if op.ndim == b.ndim else 2
         bound = 8 * b.shape[1] * rows * UNIT_ROUNDOFF[b.dtype]
