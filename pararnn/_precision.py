@@ -52,19 +52,24 @@ class _Exactly(torch.autograd.Function):
             run, count = ctx.run, len(tensors)
 
             def pull(*given: Any) -> tuple[Tensor, ...]:
-                views = [None if t is None else t.view_as(t) for t in given[:count]]
-                views = [
-                    v.detach().requires_grad_() if n and not v.requires_grad else v
-                    for v, n in zip(views, needs, strict=True)
-                ]
+                views = [_view(t, n) for t, n in zip(given[:count], needs, strict=True)]
                 return _pulled(views, run(*views), given[count:], needs, create_graph=True)
 
             found = exactly(pull, ctx.device, *tensors, *bars)
         else:
             with full_precision(ctx.device):
-                found = _pulled(*ctx.graph, bars, needs, retain_graph=True)
+                given, results = ctx.graph
+                found = _pulled(given, results, bars, needs, retain_graph=True)
         each = iter(found)
         return None, None, *(next(each) if n else None for n in needs)
+
+
+def _view(t: Tensor | None, needed: bool) -> Tensor | None:
+    """A view, so that of what an input is made from is not asked; it records if a cotangent of it is
+    needed."""
+    if t is None:
+        return None
+    return t.detach().requires_grad_() if needed and not t.requires_grad else t.view_as(t)
 
 
 def _pulled(
@@ -75,9 +80,9 @@ def _pulled(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """Cotangents of the given tensors that need one, from those of the results."""
-    wanted = [t for t, n in zip(given, needs, strict=True) if n]
+    wanted = [t for t, n in zip(given, needs, strict=True) if n and t is not None]
     pairs = [(r, b) for r, b in zip(results, bars, strict=True) if r.requires_grad]
     if not pairs:
-        return tuple(torch.zeros_like(t) for t in wanted)  # type: ignore[arg-type]
+        return tuple(torch.zeros_like(t) for t in wanted)
     outputs, cotangents = zip(*pairs, strict=True)
     return torch.autograd.grad(outputs, wanted, cotangents, materialize_grads=True, **options)

@@ -237,7 +237,9 @@ def scan_range(ctx: Context) -> None:
         for number in ctx.rounds(2):
             # Powers of ten between which every lane walks, by steps of its own: anywhere, or further
             # apart than the least and the largest number of the dtype, in several steps.
-            largest = 18.0 + 3 * (number % 2) if dtype == torch.float32 else 150.0 + 10 * (number % 2)
+            largest = (
+                18.0 + 3 * (number % 2) if dtype == torch.float32 else 150.0 + 10 * (number % 2)
+            )
             levels = ctx.uniform(2, length + 1, 3, high=largest)
             if number % 2:
                 levels = largest * torch.sin(levels.cumsum(1) / largest)
@@ -280,7 +282,9 @@ def whole_range(ctx: Context, scan: Any, op: Tensor, b: Tensor, h0: Tensor) -> N
         edge = slice(None, 97) if reverse else slice(53, None)
         kept = slice(97, None) if reverse else slice(None, 53)
         other[:, edge] *= 1e12
-        ctx.same_bits("before other numbers", scan(other, b, h0, reverse=reverse)[:, kept], got[:, kept])
+        ctx.same_bits(
+            "before other numbers", scan(other, b, h0, reverse=reverse)[:, kept], got[:, kept]
+        )
         other = op.clone()
         other[1] *= 1e12
         ctx.same_bits("beside other numbers", scan(other, b, h0, reverse=reverse)[0], got[0])

@@ -132,7 +132,9 @@ def poisoned(ctx: Context, cell: nn.Module, h0: Tensor) -> None:
             given[row, reset - 5] = poison
             given.requires_grad_()
             states = ctx.api.solve(cell, given, h0=h0, resets=marks, **options).states
-            ctx.same_bits(f"{poison} before a reset, {label}", states[row, reset:], clean[row, reset:])
+            ctx.same_bits(
+                f"{poison} before a reset, {label}", states[row, reset:], clean[row, reset:]
+            )
             if options["method"] == "sequential":
                 continue
             (gradient,) = torch.autograd.grad(states[row, reset:].sum(), given)

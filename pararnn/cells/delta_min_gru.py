@@ -174,7 +174,7 @@ class DeltaMinGRU(Mixer):
             q = drives
         q = self.queries(q)
         given = states.to(self.state_dtype), q.to(self.state_dtype)
-        (read,) = exactly(lambda H, q: (self.reading(H, q),), q.device, *given)
+        (read,) = exactly(lambda H, r: (self.reading(H, r),), q.device, *given)
         return self.out_proj(read.flatten(-2).to(q.dtype))
 
     def queries(self, drives: Tensor) -> Tensor:

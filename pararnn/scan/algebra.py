@@ -164,7 +164,9 @@ class Dense(Algebra):
 
     def size(self, x: Tensor) -> Tensor:
         blocks = self.pack(x).abs().amax(-1, keepdim=True)
-        return self.unpack(blocks.expand(*blocks.shape[:-1], x.shape[-1] // self.heads * self.slots))
+        return self.unpack(
+            blocks.expand(*blocks.shape[:-1], x.shape[-1] // self.heads * self.slots)
+        )
 
     def pack(self, x: Tensor) -> Tensor:
         if self.slots == 1:

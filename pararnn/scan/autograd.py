@@ -124,9 +124,7 @@ def _operator(
 
 
 @_operator.register_fake
-def _(
-    op: Tensor, b: Tensor, x0: Tensor, resets: Tensor | None, kind: str, reverse: bool
-) -> Tensor:
+def _(op: Tensor, b: Tensor, x0: Tensor, resets: Tensor | None, kind: str, reverse: bool) -> Tensor:
     return torch.empty_like(b, memory_format=torch.contiguous_format)
 
 

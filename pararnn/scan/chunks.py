@@ -128,13 +128,13 @@ class Chunks:
         row, edge, *lane = wrong.nonzero(as_tuple=True)
         place = (row, edge + 1 if self.reverse else edge, *lane)
         wrong[(row, edge, *lane)] = self._misses(place, self.starts[place])
-        for edge in reversed(range(edges)) if self.reverse else range(edges):
-            row, *lane = wrong[:, edge].nonzero(as_tuple=True)
+        for i in reversed(range(edges)) if self.reverse else range(edges):
+            row, *lane = wrong[:, i].nonzero(as_tuple=True)
             if not len(row):
                 continue
-            ended, place, following = edge, (row, edge + 1, *lane), edge + 1
+            ended, place, following = i, (row, i + 1, *lane), i + 1
             if self.reverse:
-                ended, place, following = edge + 1, (row, edge, *lane), edge - 1
+                ended, place, following = i + 1, (row, i, *lane), i - 1
             x0 = self._lanes(self.states)[(row, ended, *lane)]
             x0 = x0[:, 0 if self.reverse else -1]
             self._lanes(self.states)[place] = self._walked(place, x0)

@@ -114,7 +114,7 @@ def _stays(coeffs: Tensor, values: Tensor, first: Tensor, logarithm: bool) -> bo
     with torch.no_grad():
         least, most = values.aminmax()
         start = first.amax() if logarithm else first.abs().amax().log()
-        fits = -LARGEST <= float(least) and float(torch.maximum(most, start)) <= LARGEST
+        fits = float(least) >= -LARGEST and float(torch.maximum(most, start)) <= LARGEST
         return fits and bool(coeffs.amax() <= 0)
 
 

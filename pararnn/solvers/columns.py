@@ -123,7 +123,9 @@ def _settle(
         rows = wrong[:, edge].nonzero().flatten()
         if not len(rows):
             continue
-        ended, chunk, following = (edge + 1, edge, edge - 1) if reverse else (edge, edge + 1, edge + 1)
+        ended, chunk, following = (
+            (edge + 1, edge, edge - 1) if reverse else (edge, edge + 1, edge + 1)
+        )
         local = tuple(c[rows, chunk] for c in coefficients)
         given, marks = b[rows, chunk], None if resets is None else resets[rows, chunk]
         walked = torch.empty_like(given)

@@ -60,9 +60,7 @@ class Problem:
         return cut(before, self.resets)
 
 
-def silent(
-    problem: Problem, states: Tensor, u: Tensor, h0: Tensor, g: Tensor
-) -> Tensor | None:
+def silent(problem: Problem, states: Tensor, u: Tensor, h0: Tensor, g: Tensor) -> Tensor | None:
     """Steps ``(B, T)`` with numbers that are not finite and that no cotangent reaches, such as those
     before a reset: a product with a cotangent of zero would make a NaN of them. None if there are
     none."""
@@ -113,8 +111,9 @@ class Linearization:
                 return column_scan(*arguments, axes=algebra.axes, reverse=reverse, out=out)
             op = self.dynamics.operator(self.coefficients, "exact", self.before)
             op = algebra.transpose(op) if reverse else op
-            options = {"algebra": algebra, "resets": self.resets, "reverse": reverse, "out": out}
-            return affine_scan(op, b, x0, **options)
+            return affine_scan(
+                op, b, x0, algebra=algebra, resets=self.resets, reverse=reverse, out=out
+            )
         length, warmup = chunk_length(b.shape[1], x0.numel(), b.device.type)
         partition = Partition(b.shape[1], length, reverse)
         walker = LinearWalker(self.dynamics, self.coefficients, b, self.resets, partition, out)

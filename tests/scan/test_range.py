@@ -47,7 +47,11 @@ SCANS = {
 def drawn(op_shape, shape, length, seed=0, batch=3):
     g = torch.Generator().manual_seed(seed)
     op = 0.4 * torch.randn(batch, length, *op_shape, generator=g)
-    return op, torch.randn(batch, length, *shape, generator=g), torch.randn(batch, *shape, generator=g)
+    return (
+        op,
+        torch.randn(batch, length, *shape, generator=g),
+        torch.randn(batch, *shape, generator=g),
+    )
 
 
 def walked(algebra, op, b, x, reverse, resets=None):
@@ -68,7 +72,9 @@ def test_products_that_underflow(length, dtype, reverse):
     """States fall by forty orders of magnitude in eight steps and come back, so the product of these
     steps is subnormal while the states are not."""
     decades = 5.5 if dtype == torch.float32 else 39
-    steps = torch.tensor([-decades] * 8 + [decades] * 8, dtype=torch.float64).repeat(length // 16 + 1)
+    steps = torch.tensor([-decades] * 8 + [decades] * 8, dtype=torch.float64).repeat(
+        length // 16 + 1
+    )
     a = (10.0 ** steps[:length]).reshape(1, -1, 1).expand(2, length, 3).to(dtype)
     a = a.flip(1) if reverse else a
     b, h0 = torch.zeros_like(a), torch.full((2, 3), 10.0 ** (4 * decades), dtype=dtype)
@@ -110,7 +116,9 @@ def test_random_walks_of_magnitude(kind, reverse):
         got = affine_scan(op, b, x0, algebra=algebra, reverse=reverse)
         want = walked(algebra, op, b, x0, reverse)
         assert torch.equal(got.isfinite(), want.isfinite())
-        terms = walked(algebra, op.abs().double(), b.abs().double() + 1e-37, x0.abs().double(), reverse)
+        terms = walked(
+            algebra, op.abs().double(), b.abs().double() + 1e-37, x0.abs().double(), reverse
+        )
         close = (got - want).abs().double() <= 8 * 300 * 6 * 6e-8 * terms
         assert bool((close | ~want.isfinite()).all())
 
@@ -254,7 +262,9 @@ def test_a_logarithm_before_a_reset():
 
 
 def test_sums_begin_with_their_start():
-    assert prefix_sum(torch.full((1, 2, 1), 3e38), torch.full((1, 1), -3e38)).flatten().tolist() == [
+    assert prefix_sum(
+        torch.full((1, 2, 1), 3e38), torch.full((1, 1), -3e38)
+    ).flatten().tolist() == [
         0.0,
         float(torch.tensor(3e38)),
     ]
@@ -275,6 +285,10 @@ def test_a_check_that_is_not_needed_costs_no_walk(monkeypatch):
     )
     g = torch.Generator().manual_seed(0)
     b = torch.randn(4, 1000, 64, generator=g)
-    for a in (torch.rand(b.shape, generator=g), 1e-4 * torch.rand(b.shape, generator=g), -b.sigmoid()):
+    for a in (
+        torch.rand(b.shape, generator=g),
+        1e-4 * torch.rand(b.shape, generator=g),
+        -b.sigmoid(),
+    ):
         linear_scan(a, b)
     assert False not in counted
