@@ -173,8 +173,8 @@ class DeltaMinGRU(Mixer):
         else:
             q = drives
         q = self.queries(q)
-        given = states.to(self.state_dtype), q.to(self.state_dtype)
-        (read,) = exactly(lambda H, r: (self.reading(H, r),), q.device, *given)
+        pair = states.to(self.state_dtype), q.to(self.state_dtype)
+        (read,) = exactly(lambda H, q: (self.reading(H, q),), q.device, *pair)
         return self.out_proj(read.flatten(-2).to(q.dtype))
 
     def queries(self, drives: Tensor) -> Tensor:

@@ -126,15 +126,14 @@ class Chunks:
             return
         wrong = wrong if self.algebra.entrywise else wrong.flatten(2).any(2)
         row, edge, *lane = wrong.nonzero(as_tuple=True)
-        place = (row, edge + 1 if self.reverse else edge, *lane)
+        place: Place = (row, edge + 1 if self.reverse else edge, *lane)
         wrong[(row, edge, *lane)] = self._misses(place, self.starts[place])
         for i in reversed(range(edges)) if self.reverse else range(edges):
             row, *lane = wrong[:, i].nonzero(as_tuple=True)
             if not len(row):
                 continue
-            ended, place, following = i, (row, i + 1, *lane), i + 1
-            if self.reverse:
-                ended, place, following = i + 1, (row, i, *lane), i - 1
+            ended, chunk, following = (i + 1, i, i - 1) if self.reverse else (i, i + 1, i + 1)
+            place = (row, chunk, *lane)
             x0 = self._lanes(self.states)[(row, ended, *lane)]
             x0 = x0[:, 0 if self.reverse else -1]
             self._lanes(self.states)[place] = self._walked(place, x0)
