@@ -26,8 +26,9 @@ import pararnn.drm.memory
 import pararnn.drm.model
 import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
+from pararnn.scan import affine, chunks
 from pararnn.scan import delta as scan_delta
-from pararnn.solvers import enclosure, engine
+from pararnn.solvers import enclosure, engine, implicit
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
@@ -624,6 +625,43 @@ def exact_product(self: enclosure.Ball, other: Any) -> enclosure.Ball:
 ENCLOSED, MULTIPLIED = enclosure.step, enclosure.Ball.__mul__
 
 
+def times_zero(x: Tensor, b: Tensor, mark: Tensor | None) -> Tensor:
+    """A reset as a product."""
+    if mark is None:
+        return x
+    return x.copy_(torch.where(chunks.per_state(mark, x), 0 * x + b, x))
+
+
+@contextlib.contextmanager
+def resets_multiply() -> Iterator[None]:
+    with (
+        mock.patch.object(affine, "restarted", times_zero),
+        mock.patch.object(chunks, "restarted", times_zero),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def rows_walked_again() -> Iterator[None]:
+    """A row is walked again as a whole if one chunk of it must be."""
+
+    def differing(end: Tensor, *given: Any) -> Tensor | None:
+        found = original(end, *given)
+        if found is None:
+            return None
+        return chunks.per_state(found.flatten(1).any(1), found).expand_as(found).clone()
+
+    def misses(self: chunks.Chunks, place: Any, x0: Tensor) -> Tensor:
+        return torch.ones(len(x0), dtype=torch.bool)
+
+    original = chunks.differing
+    with (
+        mock.patch.object(chunks, "differing", differing),
+        mock.patch.object(chunks.Chunks, "_misses", misses),
+    ):
+        yield
+
+
 # -- the DRM ---------------------------------------------------------------------------------------
 
 
@@ -937,6 +975,14 @@ def mutants() -> Iterator[Mutant]:
 
     yield Mutant("dropped resets", "mask ignored", DIAG, ("resets",),
                  api=asking(changing(resets=lambda m: torch.zeros_like(m))))  # fmt: skip
+    yield Mutant("resets multiply", "zero times what came before", SIGNED, ("resets",),
+                 patch=resets_multiply)  # fmt: skip
+    yield Mutant("zero times NaN", "in the gradients of what came before a reset", DIAG, ("resets",),
+                 patch=replaced(implicit, "silent", lambda *_: None))  # fmt: skip
+    yield Mutant("trusted products", "what they find is not checked", SIGNED, ("scan-range",),
+                 patch=replaced(chunks.Chunks, "settle", lambda self: None))  # fmt: skip
+    yield Mutant("rows as wholes", "one chunk decides for all of its row", SIGNED, ("scan-range",),
+                 patch=rows_walked_again)  # fmt: skip
     yield Mutant("late reset", "one step after", MATRIX, ("resets",),
                  api=asking(changing(resets=lambda m: m.roll(1, 1))))  # fmt: skip
     yield Mutant("polishing all", "chunks not frozen", HEAD, ("causality", "batch-independence"),

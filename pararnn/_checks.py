@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -81,6 +82,12 @@ def floating(name: str, value: object) -> Tensor:
     """``value`` as a real floating-point tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor.")
+    if value.is_complex():
+        raise TypeError(
+            f"{name}: got dtype {value.dtype}, expected a real floating-point dtype; give real and "
+            "imaginary parts as two numbers, torch.view_as_real(...): what multiplies them is a "
+            "rotation of a plane."
+        )
     if not value.is_floating_point():
         raise TypeError(
             f"{name}: got dtype {value.dtype}, expected a floating-point dtype; "
@@ -198,7 +205,28 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Context in which autocast is off: recurrences run in the dtype of their state."""
     if autocast_dtype(device) is None:
         return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    if torch.compiler.is_compiling():
+        return torch.autocast(device.type, enabled=False)
+    return _without_autocast(device)
+
+
+_regions = threading.local()
+
+
+@contextmanager
+def _without_autocast(device: torch.device) -> Iterator[None]:
+    outer = getattr(_regions, "left", 0)
+    _regions.left = outer + 1
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        _regions.left = outer
+
+
+def inside_autocast(device: torch.device) -> bool:
+    """Whether a region of autocast is around this, also where :func:`full_precision` has left it."""
+    return autocast_dtype(device) is not None or getattr(_regions, "left", 0) > 0
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pararnn import NewtonConfig
+from pararnn.scan import linear_scan, matrix_scan
 
-from ..context import Context, NotApplicable, converted, error, tolerance
+from ..context import UNIT_ROUNDOFF, Context, NotApplicable, converted, error, tolerance
 from ..reference import advance, amplification, apart, loop
 from . import checks
 from .equations import STEP
@@ -224,3 +226,65 @@ def layer(ctx: Context, cell: nn.Module) -> None:
         ctx.require(
             value is None or bool(value.isfinite().all()), "got a gradient that is not finite"
         )
+
+
+@checks("scan-range")
+def scan_range(ctx: Context) -> None:
+    if ctx.spec_of(ctx.cell()).jac_structure != "linear":
+        raise NotApplicable("the recurrence is not linear in its state")
+    length = 150
+    for dtype in ctx.wide_dtypes():
+        for number in ctx.rounds(2):
+            # Powers of ten between which every lane walks, by steps of its own: anywhere, or further
+            # apart than the least and the largest number of the dtype, in several steps.
+            largest = (
+                18.0 + 3 * (number % 2) if dtype == torch.float32 else 150.0 + 10 * (number % 2)
+            )
+            levels = ctx.uniform(2, length + 1, 3, high=largest)
+            if number % 2:
+                levels = largest * torch.sin(levels.cumsum(1) / largest)
+            steps = levels.diff(dim=1).to(ctx.device)
+            a, b = 10.0**steps, 1e-8 * 10.0 ** levels[:, 1:].to(ctx.device)
+            h0 = 10.0 ** levels[:, 0].to(ctx.device)
+            b = b * ctx.normal(*b.shape).to(ctx.device)
+            blocks = torch.stack([a, 0 * a, 0.5 * a, -a], -1).unflatten(-1, (2, 2))
+            two = (v.unsqueeze(-1) * torch.tensor([1.0, -0.5]).to(v) for v in (b, h0))
+            for scan, given in ((linear_scan, (a, b, h0)), (matrix_scan, (blocks, *two))):
+                with ctx.explained(f"{scan.__name__}, {name(dtype)}"):
+                    whole_range(ctx, scan, *(v.to(dtype) for v in given))
+
+
+def whole_range(ctx: Context, scan: Any, op: Tensor, b: Tensor, h0: Tensor) -> None:
+    """A scan against the loop in its dtype; and parts of it beside other numbers."""
+
+    def walk(op: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        states = []
+        for op_t, b_t in zip(op.unbind(1), b.unbind(1), strict=True):
+            moved = op_t * h if op_t.ndim == h.ndim else (op_t @ h.unsqueeze(-1)).squeeze(-1)
+            h = moved + b_t
+            states.append(h)
+        return torch.stack(states, 1)
+
+    for reverse in (False, True):
+        if reverse:
+            op, b = op.flip(1), b.flip(1)
+        got = scan(op, b, h0, reverse=reverse)
+        order = (1,) if reverse else ()
+        want = walk(op.flip(order), b.flip(order), h0).flip(order)
+        tiny = torch.finfo(b.dtype).tiny
+        sizes = op.flip(order).abs().double(), b.flip(order).abs().double() + tiny
+        terms = walk(*sizes, h0.abs().double())
+        gap = (got - want).double().abs() / terms.flip(order)
+        rows = 1 if op.ndim == b.ndim else 2
+        bound = 8 * b.shape[1] * rows * UNIT_ROUNDOFF[b.dtype]
+        ctx.within("difference / σ", torch.where(got == want, 0.0, gap).max(), bound)
+        other = op.clone()
+        edge = slice(None, 97) if reverse else slice(53, None)
+        kept = slice(97, None) if reverse else slice(None, 53)
+        other[:, edge] *= 1e12
+        ctx.same_bits(
+            "before other numbers", scan(other, b, h0, reverse=reverse)[:, kept], got[:, kept]
+        )
+        other = op.clone()
+        other[1] *= 1e12
+        ctx.same_bits("beside other numbers", scan(other, b, h0, reverse=reverse)[0], got[0])

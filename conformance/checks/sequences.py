@@ -31,7 +31,8 @@ WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @checks("causality")
 def causality(ctx: Context) -> None:
-    length = 29
+    linear = getattr(ctx.cell(), "jac_structure", "") == "linear"
+    length = 61 if linear else 29  # a scan of many steps is in chunks
     for dtype in ctx.wide_dtypes():
         for gain, _ in ((g, r) for g in (1.0, 3.0) for r in ctx.rounds()):
             cell = converted(ctx.cell(gain=gain), dtype)
@@ -39,9 +40,9 @@ def causality(ctx: Context) -> None:
             for label, options in WAYS:
                 given = x.clone().requires_grad_()
                 states = ctx.api.solve(cell, given, h0=h0, **options).states
-                for cut in (1, 10, 28):
+                for cut, size in ((1, 5.0), (10, 5.0), (10, 1e30), (length - 1, 5.0)):
                     later = x.clone()
-                    later[:, cut:] = 5 * ctx.inputs(cell, 3, length - cut)
+                    later[:, cut:] = size * ctx.inputs(cell, 3, length - cut)
                     other = ctx.api.solve(cell, later, h0=h0, **options).states
                     ctx.same_bits(f"prefix, {label}", other[:, :cut], states[:, :cut])
                 (leak,) = torch.autograd.grad(states[:, :10].sum(), given, retain_graph=True)
@@ -112,9 +113,36 @@ def resets(ctx: Context) -> None:
                 states = ctx.api.solve(cell, given, h0=initial, resets=marks, **options).states
                 ctx.within(f"{label}, {name(dtype)}", error(states, expected), bound)
                 leaks(ctx, states, given, initial, marks)
+            poisoned(ctx, cell, h0)
             for function in ("sequential_apply", "newton_apply", "shooting_apply"):
                 states = getattr(ctx.api, function)(cell, x, h0=h0, resets=marks)
                 ctx.within(f"{function}, {name(dtype)}", error(states, expected), bound)
+
+
+def poisoned(ctx: Context, cell: nn.Module, h0: Tensor) -> None:
+    """Nothing of a bad number is left after a reset, nor in a gradient."""
+    row, reset, length = 3, 37, 61
+    x = ctx.inputs(cell, 4, length)
+    marks = torch.zeros(4, length, dtype=torch.bool, device=ctx.device)
+    marks[row, reset] = True
+    for label, options in WAYS:
+        clean = ctx.api.solve(cell, x, h0=h0, resets=marks, **options).states
+        for poison in (float("nan"), float("inf")):
+            given = x.clone()
+            given[row, reset - 5] = poison
+            given.requires_grad_()
+            states = ctx.api.solve(cell, given, h0=h0, resets=marks, **options).states
+            ctx.same_bits(
+                f"{poison} before a reset, {label}", states[row, reset:], clean[row, reset:]
+            )
+            if options["method"] == "sequential":
+                continue
+            (gradient,) = torch.autograd.grad(states[row, reset:].sum(), given)
+            ctx.within("gradient before a reset", gradient[row, :reset].abs().sum(), 0.0)
+            ctx.require(
+                bool(gradient[row, reset:].isfinite().all()),
+                f"{label}, {poison}: got a gradient that is not finite after a reset",
+            )
 
 
 def separately(cell: nn.Module, x: Tensor, h0: Tensor, marks: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
+from .._precision import exactly
 from ..kernels import channelwise
 from ..solvers.dynamics import SpecDynamics, pack
 from ..solvers.operators import register
@@ -275,9 +276,12 @@ class Cell(nn.Module):
         if self.spec.readout is None:
             return output_of(self, states)
         u = self.drives(x) if drives is None else drives  # type: ignore[arg-type]
-        dynamics = SpecDynamics(self.spec, self.sizes, self.recurrent_params(), self.state_dtype)
-        with checks.full_precision(u.device):
-            read = dynamics.read(states.to(self.state_dtype), u)
+
+        def run(states: Tensor, u: Tensor, *params: Tensor) -> tuple[Tensor]:
+            return (SpecDynamics(self.spec, self.sizes, params, self.state_dtype).read(states, u),)
+
+        given = states.to(self.state_dtype), u, *self.recurrent_params()
+        (read,) = exactly(run, u.device, *given)
         return read.flatten(u.ndim - 1).to(u.dtype)
 
     def split(self, u: Tensor) -> tuple[Tensor, ...]:
@@ -326,8 +330,12 @@ class Cell(nn.Module):
         u, gaps = self.step_inputs(h, x, drives, dt)
         u = u if gaps is None else pack(u, gaps)
         params = tuple(p.to(self.state_dtype) for p in self.recurrent_params())
-        with checks.full_precision(h.device):
-            return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
+
+        def run(h: Tensor, u: Tensor, *params: Tensor) -> tuple[Tensor]:
+            return (self.advance(h, u, params),)
+
+        (new,) = exactly(run, h.device, h.to(self.state_dtype), u, *params)
+        return new.to(h.dtype)
 
     def step_inputs(
         self, h: Tensor, x: Tensor | None, drives: Tensor | None, dt: Tensor | None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import _checks as checks
+from .._precision import exactly
 from ..scan import delta_scan
 from ..spec import Spec, maximum, sigmoid
 from .facts import Deviation, Facts, Source, Symbol
@@ -172,8 +173,8 @@ class DeltaMinGRU(Mixer):
         else:
             q = drives
         q = self.queries(q)
-        with checks.full_precision(q.device):
-            read = self.reading(states.to(self.state_dtype), q.to(self.state_dtype))
+        pair = states.to(self.state_dtype), q.to(self.state_dtype)
+        (read,) = exactly(lambda H, q: (self.reading(H, q),), q.device, *pair)
         return self.out_proj(read.flatten(-2).to(q.dtype))
 
     def queries(self, drives: Tensor) -> Tensor:

@@ -40,6 +40,9 @@ class Walker(Protocol):
 
     def algebra(self, kind: str) -> Algebra | None: ...
 
+    def cuts(self) -> Tensor | None:
+        """Chunks ``(B, P)`` whose end does not depend on their start; None if there are none."""
+
     def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
         """Solution of ``e_p = J_p e_{p−1} + m_p`` without operators, or None to use them."""
 
@@ -109,7 +112,7 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
             difference[:, -1], relative[:, -1] = 0, 0
         residual = float(relative.max()) if relative.numel() else 0.0
         history.append(residual)
-        agreed = (relative <= plan.tol).cumprod(1).bool()
+        agreed = _agreed(relative <= plan.tol, walker.cuts())
         if (not pinned and bool(agreed.all())) or iterations == limit:
             break
         if op is None and kind != plan.later_kind:
@@ -130,6 +133,15 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
     history.append(float(relative[agreed].max()) if bool(agreed.any()) else 0.0)
     ends, share = _sequential_rest(walker, starts, ends, agreed, dims)
     return Outcome(iterations, passes + share, history, True, True, ends, ends)
+
+
+def _agreed(close: Tensor, cuts: Tensor | None) -> Tensor:
+    """Chunks ``(B, P)`` that are right with all before them, back to the last one that was cut off:
+    what comes before a reset is nothing to what comes after."""
+    if cuts is None:
+        return close.cumprod(1).bool()
+    apart = (~close).float()
+    return affine_scan(torch.ones_like(apart), apart, resets=cuts) == 0
 
 
 def _guess(walker: Walker, first: Tensor, warmup: int) -> tuple[Tensor, float]:
@@ -163,7 +175,7 @@ def _corrected(
     difference = difference.masked_fill(held, 0)
     shift = walker.correct(difference, starts) if kind == "factorized" else None
     if shift is None and op is not None:
-        shift = affine_scan(op, difference, algebra=walker.algebra(kind))
+        shift = affine_scan(op, difference, algebra=walker.algebra(kind), resets=walker.cuts())
     if shift is None:
         return walker.project(ends)
     corrected = ends + (shift - difference)

@@ -25,7 +25,6 @@ from .dynamics import SpecDynamics, pack
 from .implicit import GROUP, Problem, differentiable_gradients, first_order
 from .operators import spec_of
 from .task import Task
-from .walkers import cut
 
 
 def scannable(spec: Spec) -> bool:
@@ -45,8 +44,8 @@ def linear_states(
         return column_scan(
             dynamics.tangent, coefficients, b, h0, resets, axes=axes, reverse=False, out=out
         )
-    a = cut(dynamics.operator(coefficients, "exact", b), resets)
-    return affine_scan(a, b, h0, out=out)
+    a = dynamics.operator(coefficients, "exact", b)
+    return affine_scan(a, b, h0, resets=resets, out=out)
 
 
 def transformable_states(task: Task) -> Tensor:
@@ -55,11 +54,12 @@ def transformable_states(task: Task) -> Tensor:
     with full_precision(task.u.device):
         dynamics = cast(SpecDynamics, task.make(task.params))
         coefficients, b = dynamics.affine(task.inputs)
-        op = cut(dynamics.operator(coefficients, "exact", b), task.resets)
+        op = dynamics.operator(coefficients, "exact", b)
         if not dynamics.several:
-            return scan(op, b, task.h0)
+            return scan(op, b, task.h0, resets=task.resets)
         axes = task.cell.state_shape[1:]
-        states = scan(op.flatten(4), b.flatten(3), task.h0.flatten(2), "block")
+        given = op.flatten(4), b.flatten(3), task.h0.flatten(2)
+        states = scan(*given, "block", resets=task.resets)
         return states.unflatten(-1, axes)
 
 

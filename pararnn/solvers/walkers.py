@@ -48,6 +48,16 @@ class _Walker:
     def _resets_at(self, time: slice, rows: slice) -> Tensor | None:
         return None if self.resets is None else self.resets[:, time][:, rows]
 
+    def cuts(self) -> Tensor | None:
+        """Chunks ``(B, P)``, in the order of the walk, whose end does not depend on their start; None
+        without resets."""
+        if self.resets is None:
+            return None
+        part = self.partition
+        marks = part.ordered(self.resets)
+        marks = torch.nn.functional.pad(marks, (0, part.count * part.length - part.total))
+        return marks.unflatten(1, (part.count, part.length)).any(2)
+
     def walk(
         self,
         starts: Tensor,
@@ -78,7 +88,7 @@ class _Walker:
                         reverse = part.reverse
                         finished.append(product[:, :1] if reverse else product[:, -1:])
                         product = product[:, 1:] if reverse else product[:, :-1]
-                    product = algebra.compose(op, product)
+                    product = cut(algebra.compose(op, product), self._resets_at(time, rows))
             if target is not None and h is not target:
                 target.copy_(h if keep is None else torch.where(per_state(keep, h), target, h))
             return h
