@@ -69,7 +69,6 @@ def _plan(
             )
     return Plan(
         tol=config.tol or TOLERANCE[dtype],
-        scale=1.0,
         warmup=config.warmup or warmup,
         first_kind=first,
         later_kind=later,

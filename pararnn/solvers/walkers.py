@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -12,6 +13,7 @@ from ..scan import Algebra
 from .dynamics import Coefficients, SpecDynamics
 from .module_dynamics import ModuleDynamics
 from .partition import Partition
+from .scale import CAP, sizes
 
 Dynamics = SpecDynamics | ModuleDynamics
 
@@ -33,6 +35,7 @@ class _Walker:
     resets: Tensor | None
     partition: Partition
     out: Tensor
+    cap = CAP  # the most that past states count; see sizes
 
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -96,6 +99,10 @@ class _Walker:
     def project(self, starts: Tensor) -> Tensor:
         return starts
 
+    def sizes(self) -> Tensor:
+        algebra = self.dynamics.algebra("exact")
+        return sizes(self.out, self.partition, self.resets, algebra, self.cap)
+
 
 class CellWalker(_Walker):
     """``h ← f(h, u_t)``, restarted from zero where ``resets`` is set."""
@@ -137,8 +144,11 @@ class CellWalker(_Walker):
 class LinearWalker(_Walker):
     """``x ← J_t x + b_t`` forwards, or ``x ← J_tᵀ x + b_t`` backwards, from coefficients.
 
-    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero.
+    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero. The states of a linear
+    recurrence have no units, so their past counts as large as it is.
     """
+
+    cap = math.inf
 
     def __init__(
         self,
