@@ -46,9 +46,9 @@ class Walker(Protocol):
     def project(self, starts: Tensor) -> Tensor:
         """Starts moved into the invariant box."""
 
-    def sizes(self) -> Tensor:
-        """What mismatches at the chunk ends count relative to, where the states there are smaller;
-        see :mod:`~pararnn.solvers.scale`."""
+    def sizes(self, first: Tensor) -> Tensor:
+        """What mismatches at the chunk ends count relative to, where the states there are smaller,
+        after a walk from the ``first`` state; see :mod:`~pararnn.solvers.scale`."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
     while True:
         ends, op = walker.walk(starts, write=True, kind=kind)
         passes += 1
-        difference, relative = mismatch_of(ends, iterate, walker.sizes(), dims)
+        difference, relative = mismatch_of(ends, iterate, walker.sizes(first), dims)
         if not single:  # nothing starts at the end of the last chunk
             difference[:, -1], relative[:, -1] = 0, 0
         residual = float(relative.max()) if relative.numel() else 0.0

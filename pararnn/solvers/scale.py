@@ -20,7 +20,7 @@ from .partition import Partition
 CAP = 1.0
 """The most that past states count, so that a large start is forgotten."""
 SEEN = 16
-"""States at the end of every chunk that are looked at."""
+"""States at the end of every chunk of a cell that are looked at."""
 
 
 def spread(size: Tensor, algebra: Algebra | None, dims: int) -> Tensor:
@@ -35,10 +35,9 @@ def spread(size: Tensor, algebra: Algebra | None, dims: int) -> Tensor:
     return size.amax(axes, keepdim=True).expand_as(size) if axes else size
 
 
-def _tails(x: Tensor, part: Partition) -> Tensor:
-    """The last states of every chunk, ``(B, P, SEEN or less, ...)``, in the order of the walk; those
-    that a short chunk lacks are zero."""
-    seen = min(SEEN, part.length)
+def _tails(x: Tensor, part: Partition, seen: int) -> Tensor:
+    """The last states of every chunk, ``(B, P, seen, ...)``, in the order of the walk; those that a
+    short chunk lacks are zero."""
     whole = part.total // part.length
     if part.reverse:
         first = part.total - whole * part.length
@@ -84,21 +83,47 @@ def _running_since(x: Tensor, reset: Tensor) -> Tensor:
 
 def sizes(
     states: Tensor,
+    first: Tensor,
     part: Partition,
     resets: Tensor | None,
     algebra: Algebra | None,
     cap: float = CAP,
+    seen: int = SEEN,
 ) -> Tensor:
-    """What past states count at the end of every chunk, ``(B, P, *state_shape)``, from the states
-    ``(B, T, *state_shape)`` that a walk wrote. ``resets`` ``(B, T)`` say where a step forgets."""
-    tails = _tails(states, part)
+    """What past states count at the end of every chunk, ``(B, P, *state_shape)``, from the ``first``
+    state and the states ``(B, T, *state_shape)`` that a walk wrote, of which the last ``seen`` of
+    every chunk are looked at. ``resets`` ``(B, T)`` say where a step forgets."""
+    seen = min(seen, part.length)
+    tails = _tails(states, part, seen)
+    start = torch.where(first.isfinite(), first.abs(), 0)
     if resets is None:
-        size = _running(_largest(tails))
+        size = _largest(tails)
+        size[:, 0] = torch.maximum(size[:, 0], start)
+        size = _running(size)
     else:
         count = resets.flip(1).cumsum(1).flip(1) if part.reverse else resets.cumsum(1)
-        of = _tails(count, part)
-        now = of[:, :, -1]
-        since = (of == now.unsqueeze(2)).reshape(*of.shape, *(1,) * (states.ndim - 2))
-        size = _running_since(_largest(torch.where(since, tails, 0)), now)
+        of = _tails(count, part, seen)
+        now, shape = of[:, :, -1], (1,) * (states.ndim - 2)
+        since = (of == now.unsqueeze(2)).reshape(*of.shape, *shape)
+        size = _largest(torch.where(since, tails, 0))
+        held = (now[:, 0] == 0).reshape(-1, *shape)
+        size[:, 0] = torch.maximum(size[:, 0], torch.where(held, start, 0))
+        size = _running_since(size, now)
     size = spread(size, algebra, states.ndim - 2)
     return size.clamp(torch.finfo(states.dtype).tiny, cap)
+
+
+def trajectory(
+    states: Tensor, first: Tensor, resets: Tensor | None, algebra: Algebra | None
+) -> Tensor:
+    """Size of every state ``(B, T, *state_shape)``, to compare two whole trajectories: the largest
+    one of its lane since the reset before, up to the end of its block of :data:`SEEN` steps. What a
+    sequence begins with may be small by cancellation, and its rounding errors are not."""
+    total = states.shape[1]
+    if total == 0:
+        return states
+    part = Partition(total, min(SEEN, total))
+    size = sizes(states, first, part, resets, algebra, cap=torch.inf)
+    block = spread(_largest(_tails(states, part, part.length)), algebra, states.ndim - 2)
+    size = torch.maximum(size, block)
+    return size.repeat_interleave(part.length, 1)[:, :total]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -13,7 +14,7 @@ from ..scan import Algebra
 from .dynamics import Coefficients, SpecDynamics
 from .module_dynamics import ModuleDynamics
 from .partition import Partition
-from .scale import CAP, sizes
+from .scale import CAP, SEEN, sizes
 
 Dynamics = SpecDynamics | ModuleDynamics
 
@@ -35,7 +36,7 @@ class _Walker:
     resets: Tensor | None
     partition: Partition
     out: Tensor
-    cap = CAP  # the most that past states count; see sizes
+    cap, seen = CAP, SEEN  # of past states; see sizes
 
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -99,9 +100,9 @@ class _Walker:
     def project(self, starts: Tensor) -> Tensor:
         return starts
 
-    def sizes(self) -> Tensor:
-        algebra = self.dynamics.algebra("exact")
-        return sizes(self.out, self.partition, self.resets, algebra, self.cap)
+    def sizes(self, first: Tensor) -> Tensor:
+        part, algebra = self.partition, self.dynamics.algebra("exact")
+        return sizes(self.out, first, part, self.resets, algebra, self.cap, self.seen)
 
 
 class CellWalker(_Walker):
@@ -145,10 +146,11 @@ class LinearWalker(_Walker):
     """``x ← J_t x + b_t`` forwards, or ``x ← J_tᵀ x + b_t`` backwards, from coefficients.
 
     ``resets`` cut the recurrence: where it is set, ``J_t`` is zero. The states of a linear
-    recurrence have no units, so their past counts as large as it is.
+    recurrence have no units, so their past counts as large as it is; and all of it is looked at, as
+    inputs may be zero but at a few steps.
     """
 
-    cap = math.inf
+    cap, seen = math.inf, sys.maxsize
 
     def __init__(
         self,
