@@ -18,7 +18,6 @@ from ..reference import (
     block_bidiagonal,
     jacobians,
     loop,
-    lanes,
     shifted,
     sizes,
     start,

@@ -108,8 +108,7 @@ class AgreementReport:
             shape = "×".join(map(str, a.shape))
             proof = f"{a.certified:.1e}" if math.isfinite(a.certified) else "no proof"
             lines += [
-                f"  {a.layer}: {a.cell} ({a.jac_structure}, {a.dtype}, {shape}) "
-                f"{a.verdict}",
+                f"  {a.layer}: {a.cell} ({a.jac_structure}, {a.dtype}, {shape}) {a.verdict}",
                 f"    {a.method}, chunks of {a.chunk_length}, {a.iterations} iterations, "
                 f"{a.passes:.2f} passes, residual {a.residual:.1e}"
                 + (", sequential fallback" if a.fallback else "")

@@ -75,9 +75,7 @@ class Outcome:
     iterate: Tensor  # the corrected chunk ends; for chunks of one step, the Newton iterate
 
 
-def mismatch_of(
-    ends: Tensor, starts: Tensor, sizes: Tensor, dims: int
-) -> tuple[Tensor, Tensor]:
+def mismatch_of(ends: Tensor, starts: Tensor, sizes: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     """Difference of two states and its size relative to ``max(sizes, |end|)``, per (row, chunk).
 
     Equal infinities and two NaNs agree; anything else that is not finite disagrees infinitely.
