@@ -86,8 +86,9 @@ CLAUSES: tuple[Clause, ...] = (
         "A solve returns a trajectory",
         "An unpinned solve converges or falls back: every returned state is the step of the one "
         "before, up to the reported residual, for any weights. `final_state` is the last state.",
-        "reported residual ≤ 1e-12 (float64), 1e-6 (float32), relative to max(1, size of the state); the "
-        "recomputed one at most ‖J‖ times that plus 16 roundoffs",
+        "reported residual ≤ 1e-12 (float64), 1e-6 (float32), relative to the trajectory: the largest "
+        "state up to there (the residual: of its lane, which counts 1 at most where the state is "
+        "smaller); the recomputed one at most ‖J‖ times that plus 16 roundoffs",
         "Inside a chunk the states are steps. At a boundary the chunk starts from a state that "
         "differs from the end before it by the reported mismatch, and one step multiplies that by "
         "at most \\(\\lVert J \\rVert_\\infty\\). 16 roundoffs cover one step (C1) in two different "
@@ -570,6 +571,32 @@ CLAUSES: tuple[Clause, ...] = (
         "",
         "A recorded geometry of NaN beside the cross entropy.",
         DRM,
+    ),
+    Clause(
+        44,
+        "scale",
+        "Small trajectories are solved as well as ordinary ones",
+        "C6 holds relative to the trajectory, for states of any size down to the smallest normal "
+        "number: for rows and lanes that are smaller than others by any factor. A mismatch counts "
+        "relative to the state, or to the largest one that its lane (head, or row of a matrix state) "
+        "has had since a reset, which counts 1 at most: it looks back only, so that C15 and C16 hold.",
+        "as C6, relative to the largest state of the lane (where lanes mix: of the row up to there)",
+        "Errors of 16 u of every state before add up to at most κ times that of the largest. A "
+        "state that crosses zero is compared to what its rounding errors come from, and what is "
+        "small after large states has to be right too.",
+        "Inputs × 1e-3 and 1e-7 (float32), and 1e-6, 1e-13 (float64) without a bias, one row a thousand "
+        "times smaller; newton, chunks that are guessed by one step, Picard.",
+    ),
+    Clause(
+        45,
+        "finite",
+        "Not finite is not a success",
+        "Where a state is NaN or infinite, `converged` is false and the residual infinite, on every "
+        "path, and `verify_agreement` does not pass: its verdict is `NOT FINITE` where both runs have "
+        "the same states, and `FAIL` where they differ. No other state changes for it (C27).",
+        "exact",
+        "",
+        "A NaN in one input, all methods; without it, all pass.",
     ),
     Clause(
         46,

@@ -28,7 +28,8 @@ import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
 from pararnn.scan import affine, chunks
 from pararnn.scan import delta as scan_delta
-from pararnn.solvers import enclosure, engine, implicit
+from pararnn.solvers import enclosure, engine, implicit, walkers
+from pararnn.solvers import scale as solver_scale
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
@@ -602,6 +603,27 @@ def loose() -> AbstractContextManager:
     return mock.patch.object(engine, "mismatch_of", mismatch_of)
 
 
+def floored() -> AbstractContextManager:
+    """Mismatches relative to max(1, |state|)."""
+
+    def sizes(*args: Any, **kwargs: Any) -> Tensor:
+        return original(*args, **kwargs).clamp_min(1.0)
+
+    original = solver_scale.sizes
+    return mock.patch.object(walkers, "sizes", sizes)
+
+
+def all_rows_together() -> AbstractContextManager:
+    """The largest state of a batch, in the place of that of a lane."""
+
+    def sizes(*args: Any, **kwargs: Any) -> Tensor:
+        size = original(*args, **kwargs)
+        return size.amax().expand_as(size)
+
+    original = solver_scale.sizes
+    return mock.patch.object(walkers, "sizes", sizes)
+
+
 def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     inputs = zip((v, *ctx.saved_tensors), ctx.needs_input_grad[1:], strict=False)
     return None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
@@ -1005,5 +1027,12 @@ def mutants() -> Iterator[Mutant]:
                  api=asking(expanding_h0))  # fmt: skip
     yield Mutant("NaN everywhere", "one bad row spoils the batch", DIAG, ("nan-containment",),
                  api=solving(no_rows_apart))  # fmt: skip
+    for cell in (DIAG, HEAD, MATRIX, LSTM):
+        yield Mutant("absolute floor", "small mismatches count relative to 1", cell, ("scale",),
+                     patch=floored)  # fmt: skip
+    yield Mutant("scale of the batch", "a small row is compared to a large one", DIAG,
+                 ("scale", "batch-independence"), patch=all_rows_together)  # fmt: skip
+    yield Mutant("success of NaN", "converged whatever the states are", DIAG, ("finite",),
+                 patch=replaced(Solution, "finite", True))  # fmt: skip
     yield Mutant("NaN hidden", "replaced by zero", DIAG, ("nan-containment",),
                  api=altered(torch.nan_to_num))  # fmt: skip

@@ -75,6 +75,18 @@ def stepwise(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
     return flat.reshape(previous.shape)
 
 
+def sizes(states: Tensor, h0: Tensor) -> Tensor:
+    """What differences at every step are relative to, ``(B, T)``: the largest state of the row up to
+    there, its start included. No constant: small trajectories are measured by themselves."""
+    seen = torch.cat([h0[:, None].to(states.dtype), states], 1).abs().flatten(2).amax(2)
+    return seen.cummax(1).values[:, 1:].clamp_min(torch.finfo(states.dtype).tiny)
+
+
+def lanes(states: Tensor) -> Tensor:
+    """The same for every number of a state by itself: the largest of its lane, over a sequence."""
+    return states.abs().amax(1, keepdim=True).clamp_min(torch.finfo(states.dtype).tiny)
+
+
 def jacobians(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
     """Dense ``∂vec(h_t)/∂vec(h_{t-1})``, shape ``(B, T, n, n)``, by autograd of the step."""
     h = previous.detach().clone().requires_grad_()

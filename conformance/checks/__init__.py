@@ -12,6 +12,7 @@ CHECKS: dict[str, Check] = {}
 MODULES = (
     "equations",
     "solving",
+    "scale",
     "proofs",
     "gradients",
     "sequences",

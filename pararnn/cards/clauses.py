@@ -50,6 +50,8 @@ NUMBERS = {
     "drm-streaming": 41,
     "drm-memory": 42,
     "drm-terms": 43,
+    "scale": 44,
+    "finite": 45,
     "scan-range": 46,
 }
 

@@ -161,8 +161,8 @@ def walk_back(
 
     @property
     def rows_back(self) -> int:
-        """Rows of a chunk's record: those of the forward pass, and the size of the cotangents."""
-        return self.rows + (not self.reduced)
+        """Rows of a chunk's record: start, end and product, and the size of the cotangents."""
+        return 2 * len(self.slots) + len(self.product) + (not self.reduced)
 
     def first_state(self) -> list[str]:
         """The state before the first step."""

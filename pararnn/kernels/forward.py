@@ -24,18 +24,27 @@ class Forward(Pieces):
         return [
             *self.cut(u, self.s.split(", ")),
             *(jacobian if not self.reduced else [plain]),
+            *self.grown(u),
             *(
                 f"write_if({self.slot_at(i, str(u))}, s{i}, both(lane, write, ALIGNED))"
                 for i in self.slots
             ),
         ]
 
+    def grown(self, u: int) -> list[str]:
+        """The largest states since a reset, where they are asked for."""
+        if self.linear:
+            return []
+        largest = [f"past{i} = tl.maximum(past{i}, tl.abs(s{i}))" for i in self.slots]
+        lines = self.cut(u, self.past.split(", ")) + largest
+        return ["if JAC or MEET:", *("    " + line for line in lines)]
+
     def forward(self) -> str:
         U = self.unroll
         pointers = [*self.source, *self.stored]
         places = ", ".join(pointers)
         moved = " | ".join(
-            f"far(jump(s{i}, o{i}), {self.scale(f'o{i}')}, tol / 4)" for i in self.slots
+            f"far(jump(s{i}, o{i}), {self.scale(f'o{i}', f'past{i}')}, tol / 4)" for i in self.slots
         )
         old = [f"o{i} = tl.load({self.slot_at(i, str(U - 1))}, mask={ANY})" for i in self.slots]
         units: list[str] = []
@@ -49,9 +58,10 @@ def walk(
     {commas(self.s, self.w, places)}, lane, n, write, once, {self.strides}, tol,
     {FLAGS}, JAC: tl.constexpr, MEET: tl.constexpr,
 ):
-    """n steps from a state: the state after them, their Jacobian product, and whether the walk
-    met the stored states on its way, so that those after hold."""
+    """n steps from a state: the state after them, their Jacobian product, {"" if self.linear else "the largest states,"}
+    and whether the walk met the stored states on its way, so that those after hold."""
     {self.j} = {start}
+{indent([f"past{i} = tl.abs(s{i})" for i in self.slots if self.past], 1)}
     met = n < 0
     whole = tl.where(n >= {U}, {U}, 0)
 {indent([line for u in range(U) for line in self.fetch(u, str(u), f"{u} < n")], 1)}
@@ -74,7 +84,7 @@ def walk(
     if met == 0:
         for _ in range(n):
 {indent(self.fetch(0, "0", None) + self.forward_step(0) + self.move("1", pointers), 3)}
-    return {self.s}, {self.j}, met
+    return {commas(self.s, self.j, self.past)}, met
 '''
 
     def walked(
@@ -99,12 +109,12 @@ def walk(
     @property
     def loose(self) -> str:
         """Which lanes of a chunk start away from where the chunk before ends."""
-        return " | ".join(f"far(a{i}, {self.scale(f'e{i}')}, tol)" for i in self.slots)
+        return " | ".join(f"far(a{i}, {self.scale(f'e{i}', f'b{i}')}, tol)" for i in self.slots)
 
-    def scale(self, state: str) -> str:
-        """What a difference of states is compared to. That of a linear recurrence has no units: a
-        small state is as exact as a large one, and may grow."""
-        return f"tl.abs({state})" if self.linear else f"tl.maximum(tl.abs({state}), 1.0)"
+    def scale(self, state: str, past: str) -> str:
+        """What a difference of states is compared to. In a linear recurrence a small state is as
+        exact as a large one, and may grow."""
+        return f"tl.abs({state})" if self.linear else f"sized({state}, {past})"
 
     def guessed(self) -> list[str]:
         """Walk a chunk from a guess, and keep what a correction needs."""
@@ -112,14 +122,16 @@ def walk(
         return [
             f"here = edges + tl.cast(chunk, tl.int64) * {self.rows} * N + lanes",
             f"{self.j} = {self.entries('tl.zeros([BLOCK], DTYPE)')}",
+            *(f"past{i} = tl.zeros([BLOCK], DTYPE)" for i in self.slots if self.past),
             "for phase in range(2):",
             "    t = tl.where(phase == 0, early, begin)",
             "    n = tl.where(phase == 0, (begin - early).to(tl.int32), count)",
-            f"    {self.s}, {self.j}, met = {walk}",
+            f"    {commas(self.s, self.j, self.past)}, met = {walk}",
             "    if phase == 0:",
             *("        " + line for line in self.record("store", "start", "s", "here")),
             *self.record("store", "end", "s", "here"),
             *self.record("store", "jac", "j", "here"),
+            *self.record("store", "past", "past", "here"),
         ]
 
     def known(self) -> list[str]:
@@ -129,7 +141,7 @@ def walk(
             f"here = edges + chunk * ({self.rows} * N) + lanes",
             "if chunk > 0:",
             *("    " + line for line in self.record("load", "start", "s", "here")),
-            f"{self.s}, {self.j}, met = {walk}",
+            f"{commas(self.s, self.j, self.past)}, met = {walk}",
             *self.record("store", "end", "s", "here"),
         ]
 
@@ -155,7 +167,7 @@ def forward(
     if SEVERAL:
 {indent(self.known() if self.reduced else self.guessed(), 2)}
     else:
-        {self.s}, {self.j}, met = {self.walked(self.s, "begin", "count", jac="False", meet="False")}
+        {commas(self.s, self.j, self.past)}, met = {self.walked(self.s, "begin", "count", jac="False", meet="False")}
     if begin + L >= T:
 {indent(self.finished("s"), 2)}
 
@@ -174,7 +186,10 @@ def forward(
             ]
         worst = size = "0.0"
         for i in self.slots:
-            worst = f"tl.maximum({worst}, largest(a{i}, tl.maximum(tl.abs(e{i}), 1.0), lane))"
+            against = self.scale(f"e{i}", f"b{i}")
+            if self.linear:  # where a state is 0, to the guess of it
+                against = f"sized(e{i}, tl.abs(s{i}))"
+            worst = f"tl.maximum({worst}, largest(a{i}, {against}, lane))"
         for i, k in self.product:
             size = f"tl.maximum({size}, largest(q{i}{k}, 1.0, lane))"
         return f'''
@@ -197,11 +212,14 @@ def correct(
 {indent(self.record("load", "start", "s", "here"), 2)}
 {indent(self.record("load", "end", "x", "here"), 2)}
 {indent(self.record("load", "jac", "j", "here"), 2)}
+{indent(self.record("load", "past", "past", "here"), 2)}
+{indent([f"b{i} = past{i}" for i in self.slots if self.past], 2)}
         {self.names("e")} = {self.names("s")}
         {self.names("a")} = {self.names("tl.zeros_like(s#)")}
         if chunk > 0:
             there = here - record
 {indent(self.record("load", "end", "e", "there"), 3)}
+{indent(self.record("load", "past", "b", "there"), 3)}
 {indent([f"a{i} = jump(e{i}, s{i})" for i in self.slots], 3)}
 {indent(self.record("load", "jac", "q", "there"), 3)}
             left = chunk - 1
@@ -219,13 +237,13 @@ def correct(
         if tl.max(loose.to(tl.int32)) > 0:
 {indent(moved, 3)}
             {self.s} = {self.names("tl.where(loose, e#, s#)")}
-            {self.names("y")}, {self.entries("q#")}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac=str(not self.linear), meet="MEET")}
+            {commas(self.names("y"), self.entries("q#"), self.past)}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac=str(not self.linear), meet="MEET")}
             {self.names("x")} = {self.names("tl.where(met, x#, y#)")}
 {indent(product, 3)}
             if begin + L >= T:
 {indent(self.finished("x"), 4)}
         here = edges + (((k + 1) % 2) * chunks + chunk) * record + lanes
-{indent(self.record("store", "start", "s", "here") + self.record("store", "end", "x", "here") + self.record("store", "jac", "j", "here"), 2)}
+{indent(self.record("store", "start", "s", "here") + self.record("store", "end", "x", "here") + self.record("store", "jac", "j", "here") + self.record("store", "past", "past", "here"), 2)}
     else:
         put(miss + (k * chunks + chunk) * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32), True, True)
 '''
@@ -250,20 +268,21 @@ def repair(
     if worst(miss + (k - 1) * chunks * blocks + index, chunks, blocks) > {broken}:
         record = {self.rows} * N
         here = edges + {buffer} + lanes
-{indent(self.record("load", "end", "e", "here"), 2)}
+{indent(self.record("load", "end", "e", "here") + self.record("load", "past", "b", "here"), 2)}
         for chunk in range(1, chunks):
             here += record
 {indent(self.record("load", "start", "s", "here"), 3)}
-{indent(self.record("load", "end", "x", "here"), 3)}
+{indent(self.record("load", "end", "x", "here") + self.record("load", "past", "past", "here"), 3)}
 {indent([f"a{i} = jump(e{i}, s{i})" for i in self.slots], 3)}
             loose = lane & ({self.loose}){lost}
             if tl.max(loose.to(tl.int32)) > 0:
                 count += 1
                 begin = tl.cast(chunk, tl.int64) * L
                 {self.s} = {self.names("tl.where(loose, e#, s#)")}
-                {self.names("y")}, {self.j}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac="False", meet="MEET")}
+                {commas(self.names("y"), self.j, self.past)}, met = {self.walked(self.s, "begin", "tl.minimum(L, T - begin).to(tl.int32)", jac="False", meet="MEET")}
                 {self.names("x")} = {self.names("tl.where(met, x#, y#)")}
             {self.names("e")} = {self.names("x")}
+{indent([f"b{i} = past{i}" for i in self.slots if self.past], 3)}
 {indent(self.finished("e"), 2)}
     put(miss + k * chunks * blocks + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32) + count, True, True)
 '''

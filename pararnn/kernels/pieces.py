@@ -80,6 +80,7 @@ class Pieces:
         before += [f"g{i}" for i in self.graded]
         self.grads = ["grad"] * grads[0] + ["rest"] * (grads[1] and bool(self.others))
         self.v = ", ".join(f"v{i}" for i in self.params)
+        self.past = "" if self.linear else self.names("past")
         self.p = ", ".join(f"{name}_{u}" for u in flight for name in before)
         self.inputs_u = [f"u{k}" for k in self.drives] if apart else ["u"]
         self.bars = [f"{name}_bar" for name in self.inputs_u]
@@ -282,15 +283,19 @@ class Pieces:
         return self.opening() + dense * ("grad" in self.grads)
 
     def row(self, kind: str, i: int) -> int:
-        """Row of a chunk's record: its start, its end, its Jacobian product."""
-        return i + {"start": 0, "end": len(self.slots), "jac": 2 * len(self.slots)}[kind]
+        """Row of a chunk's record: its start, its end, its Jacobian product, its largest states."""
+        n = len(self.slots)
+        return i + {"start": 0, "end": n, "jac": 2 * n, "past": 2 * n + len(self.product)}[kind]
 
     @property
     def rows(self) -> int:
-        return 2 * len(self.slots) + len(self.product)
+        """Rows of a chunk's record; a linear recurrence compares states to themselves."""
+        return 2 * len(self.slots) + len(self.product) + len(self.slots) * (not self.linear)
 
     def record(self, verb: str, kind: str, name: str, at: str) -> list[str]:
-        """Load or store starts, ends or products of a chunk's record at ``at``."""
+        """Load or store starts, ends, products or largest states of a chunk's record at ``at``."""
+        if kind == "past" and self.linear:
+            return []
         keys = [f"{i}{k}" for i, k in self.product] if kind == "jac" else [*map(str, self.slots)]
         lines = []
         for i, key in enumerate(keys):

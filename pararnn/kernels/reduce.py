@@ -113,7 +113,7 @@ def reduce_walk{"_back" * back}(
         ]
         size = "0.0"
         for i in self.slots:
-            size = f"tl.maximum({size}, largest({state}{i}, 1.0, lane))"
+            size = f"tl.maximum({size}, largest({state}{i}, sized({state}{i}, 0.0), lane))"
         noted = [
             "put(miss + chunk * blocks + index + tl.zeros([1], tl.int32), "
             f"tl.zeros([1], tl.float32) + {size}, True, True)"

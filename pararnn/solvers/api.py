@@ -69,7 +69,6 @@ def _plan(
             )
     return Plan(
         tol=config.tol or TOLERANCE[dtype],
-        scale=1.0,
         warmup=config.warmup or warmup,
         first_kind=first,
         later_kind=later,
@@ -193,7 +192,7 @@ def _solve(task: Task, config: NewtonConfig | None, method: str, layer: bool = F
         solution = _fused(task, config, chosen)
     else:
         solution = _eager(task, config, chosen)
-        if not solution.converged:
+        if solution.progress is not None and not solution.progress.converged:
             _report_divergence(solution, config)
     if config.certify:
         from .certificate import certify
@@ -309,7 +308,9 @@ def _fused(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by the kernels."""
     found = solve_fused(task, settings(config, chosen.chunk_length if chosen.asked else None))
     shape = (task.u.shape[0], *task.cell.state_shape)
-    return _solution(chosen, found.final.reshape(shape), found.progress, (found.last, found.states))
+    computed = (found.others, found.final)
+    parts = (found.last, found.states)
+    return _solution(chosen, found.final.reshape(shape), found.progress, parts, computed)
 
 
 def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
@@ -333,7 +334,8 @@ def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     rounded = states.to(task.u.dtype)
     read = has_spec(task.cell) and task.cell.spec.readout is not None
     output = output_of(task.cell, states if read else rounded, task.u)
-    return _solution(chosen, final, _progress(outcome), (output, lambda: rounded))
+    parts = (output, lambda: rounded)
+    return _solution(chosen, final, _progress(outcome), parts, (rounded, final))
 
 
 def _through(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
@@ -345,7 +347,7 @@ def _through(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
         length, warmup = chunk_length(task.u.shape[1], final.numel(), task.u.device.type)
         return _parallel(task, config, length, warmup)[0].to(task.u.dtype)
 
-    return _solution(chosen, final, HostProgress(), (output, states))
+    return _solution(chosen, final, HostProgress(), (output, states), (final,))
 
 
 def _solution(
@@ -353,6 +355,7 @@ def _solution(
     final: Tensor,
     progress: Progress | None,
     parts: tuple[Tensor, Callable[[], Tensor]],
+    computed: tuple[Tensor, ...],
 ) -> Solution:
     return Solution(
         final_state=final,
@@ -364,6 +367,7 @@ def _solution(
         reason=chosen.reason,
         progress=progress,
         parts=parts,
+        computed=tuple(t.detach() for t in computed),
     )
 
 

@@ -48,7 +48,8 @@ class NewtonConfig:
         the tolerance is met.
     tol
         Largest mismatch between the end of a chunk and the start of the next, relative to
-        ``max(1, |state|)``. None: 5e-7 for float32 states, 2e-14 for float64, a few roundings.
+        the trajectory: to the state, or to the largest one that its lane has had since a reset
+        (which counts 1 at most). None: 5e-7 for float32 states, 2e-14 for float64, a few roundings.
     jacobian
         Operator of the correction: ``'exact'`` chunk Jacobians, ``'quasi'`` (diagonal, or
         row-averaged for a matrix state), ``'none'`` (Picard), or ``'auto'``: none in the first
@@ -145,14 +146,16 @@ class Solution:
     final_state : Tensor
         ``(B, *state_shape)`` in the state's dtype (at least float32), to continue from.
     converged : bool
-        Whether the largest mismatch is within the tolerance (True after a sequential fallback).
+        Whether the largest mismatch is within the tolerance (True after a sequential fallback), and
+        all states are finite.
     iterations : int
         Corrections of the chunk starts that were made.
     passes : float
         Walks over the data, verifying and warm-up passes included (a warm-up counts as the
         fraction of the data that it reads).
     residual : float
-        Largest mismatch at the end; ``residual_history`` has that of every pass.
+        Largest mismatch at the end, infinite if a state is not finite; ``residual_history`` has that
+        of every pass.
     fallback : bool
         Whether some chunks had to be run sequentially.
     error_bound : float or None
@@ -176,6 +179,7 @@ class Solution:
     reason: str
     progress: Progress | None = field(repr=False)
     parts: tuple[Tensor, Callable[[], Tensor]] = field(repr=False)
+    computed: tuple[Tensor, ...] = field(default=(), repr=False)  # what must be finite, detached
 
     def __repr__(self) -> str:
         """What ran and how it went. On a GPU it waits for the device, as printing a tensor does."""
@@ -206,9 +210,14 @@ class Solution:
             )
         return self.progress
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether all numbers that were computed are finite. Reading it waits for the device."""
+        return all(bool(t.isfinite().all()) for t in (self.output.detach(), *self.computed))
+
     @property
     def converged(self) -> bool:
-        return self._progress().converged
+        return self._progress().converged and self.finite
 
     @property
     def iterations(self) -> int:
@@ -220,11 +229,12 @@ class Solution:
 
     @property
     def residual(self) -> float:
-        return self._progress().residual
+        return self._progress().residual if self.finite else torch.inf
 
     @property
     def residual_history(self) -> tuple[float, ...]:
-        return self._progress().residual_history
+        history = self._progress().residual_history
+        return history if self.finite else (*history[:-1], torch.inf)
 
     @property
     def fallback(self) -> bool:

@@ -49,13 +49,16 @@ class Walker(Protocol):
     def project(self, starts: Tensor) -> Tensor:
         """Starts moved into the invariant box."""
 
+    def sizes(self, first: Tensor) -> Tensor:
+        """What mismatches at the chunk ends count relative to, where the states there are smaller,
+        after a walk from the ``first`` state; see :mod:`~pararnn.solvers.scale`."""
+
 
 @dataclass
 class Plan:
     """What the engine has been told; see :class:`~pararnn.solvers.config.NewtonConfig`."""
 
     tol: float
-    scale: float | Tensor  # mismatches count relative to max(scale, |state|)
     warmup: int
     first_kind: str  # operator of the first pass
     later_kind: str  # and of the following ones, if that was not enough
@@ -75,16 +78,14 @@ class Outcome:
     iterate: Tensor  # the corrected chunk ends; for chunks of one step, the Newton iterate
 
 
-def mismatch_of(
-    ends: Tensor, starts: Tensor, scale: float | Tensor, dims: int
-) -> tuple[Tensor, Tensor]:
-    """Difference of two states and its size relative to ``max(scale, |end|)``, per (row, chunk).
+def mismatch_of(ends: Tensor, starts: Tensor, sizes: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+    """Difference of two states and its size relative to ``max(sizes, |end|)``, per (row, chunk).
 
     Equal infinities and two NaNs agree; anything else that is not finite disagrees infinitely.
     """
     same = (ends == starts) | (ends.isnan() & starts.isnan())
     difference = torch.where(same, torch.zeros_like(ends), ends - starts)
-    relative = difference.abs() / ends.abs().clamp_min(scale)
+    relative = difference.abs() / torch.maximum(ends.abs(), sizes)
     relative = torch.where(same, torch.zeros_like(relative), relative)
     relative = torch.where(relative.isnan(), torch.full_like(relative, torch.inf), relative)
     return difference, relative.flatten(-dims).amax(-1) if dims else relative
@@ -107,7 +108,7 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
     while True:
         ends, op = walker.walk(starts, write=True, kind=kind)
         passes += 1
-        difference, relative = mismatch_of(ends, iterate, plan.scale, dims)
+        difference, relative = mismatch_of(ends, iterate, walker.sizes(first), dims)
         if not single:  # nothing starts at the end of the last chunk
             difference[:, -1], relative[:, -1] = 0, 0
         residual = float(relative.max()) if relative.numel() else 0.0

@@ -117,14 +117,8 @@ class Linearization:
         length, warmup = chunk_length(b.shape[1], x0.numel(), b.device.type)
         partition = Partition(b.shape[1], length, reverse)
         walker = LinearWalker(self.dynamics, self.coefficients, b, self.resets, partition, out)
-        largest = torch.maximum(b.flatten(1).abs().amax(1), x0.flatten(1).abs().amax(1))
-        scale = largest.clamp_min(torch.finfo(b.dtype).tiny).reshape(-1, 1, *(1,) * (x0.ndim - 1))
         kind = self.dynamics.cheap_kind
-        run(
-            walker,
-            x0,
-            Plan(TOLERANCE[b.dtype], scale, warmup, "none", kind, None, LINEAR_CAP, True),
-        )
+        run(walker, x0, Plan(TOLERANCE[b.dtype], warmup, "none", kind, None, LINEAR_CAP, True))
         return out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -12,6 +14,7 @@ from ..scan import Algebra
 from .dynamics import Coefficients, SpecDynamics
 from .module_dynamics import ModuleDynamics
 from .partition import Partition
+from .scale import CAP, SEEN, sizes
 
 Dynamics = SpecDynamics | ModuleDynamics
 
@@ -33,6 +36,7 @@ class _Walker:
     resets: Tensor | None
     partition: Partition
     out: Tensor
+    cap, seen = CAP, SEEN  # of past states; see sizes
 
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -106,6 +110,10 @@ class _Walker:
     def project(self, starts: Tensor) -> Tensor:
         return starts
 
+    def sizes(self, first: Tensor) -> Tensor:
+        part, algebra = self.partition, self.dynamics.algebra("exact")
+        return sizes(self.out, first, part, self.resets, algebra, self.cap, self.seen)
+
 
 class CellWalker(_Walker):
     """``h ← f(h, u_t)``, restarted from zero where ``resets`` is set."""
@@ -147,8 +155,12 @@ class CellWalker(_Walker):
 class LinearWalker(_Walker):
     """``x ← J_t x + b_t`` forwards, or ``x ← J_tᵀ x + b_t`` backwards, from coefficients.
 
-    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero.
+    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero. The states of a linear
+    recurrence have no units, so their past counts as large as it is; and all of it is looked at, as
+    inputs may be zero but at a few steps.
     """
+
+    cap, seen = math.inf, sys.maxsize
 
     def __init__(
         self,
