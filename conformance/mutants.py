@@ -28,6 +28,7 @@ import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
 from pararnn.scan import delta as scan_delta
 from pararnn.solvers import engine
+from pararnn.solvers.config import Kept
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
@@ -422,7 +423,7 @@ def with_states(solution: Solution, states: Tensor) -> Solution:
     )
     slots = states.ndim == 4 and states.shape[-1] == solution.output.shape[-1]
     output = states[:, :, -1] if slots else states.flatten(2)
-    return dataclasses.replace(solution, final_state=final, parts=(output, lambda: states))
+    return dataclasses.replace(solution, final_state=final, parts=(output, Kept(states)))
 
 
 def initial(cell: nn.Module, solution: Solution, options: dict) -> Tensor:

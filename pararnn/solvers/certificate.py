@@ -70,7 +70,7 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     if states.numel() == 0:
         return Certificate(0.0, 0.0, 1.0, 0.0, 0.0, "")
     u, states, h0 = task.inputs, states.double(), task.h0
-    problem = Problem(task.make, lambda *_: states, task.resets)
+    problem = Problem(task.make, task.resets)
     before = problem.previous(states, h0)
     residual = dynamics.step(before, u) - states
     largest = float(residual.abs().max())

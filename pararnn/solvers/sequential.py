@@ -45,8 +45,17 @@ def _loop(task: Task) -> Tensor:
             )
         states.append(h)
     if not states:
-        return h.new_zeros(h.shape[0], 0, *h.shape[1:])
+        return _none(task)
     return torch.stack(states, 1)
+
+
+def _none(task: Task) -> Tensor:
+    """The states of no steps. They depend on everything, and all gradients are zero."""
+    states = task.h0.unsqueeze(1)[:, :0]
+    for given in (task.u, task.dt, *task.params):
+        if given is not None and given.requires_grad:
+            states = states + given.flatten()[:0].sum().to(states.dtype)
+    return states
 
 
 def _version(h: Tensor) -> int:
