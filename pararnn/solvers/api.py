@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .chunks import Told, divergence, parallel, told
 from .config import HostProgress, Kept, NewtonConfig, Progress, Solution, States
-from .cost import chunk_length, own_chunk_length
+from .cost import OWN_CAP, chunk_length, own_chunk_length
 from .fused import refusal, settings, solve_fused
 from .linear import linear, scannable, transformable_states
 from .module_dynamics import LARGEST_FLAT
@@ -126,6 +126,7 @@ class Choice:
     reason: str
     asked: bool  # whether the chunk length was asked for
     loop: bool  # whether the hand-written step runs in a loop
+    cap: int | None = None  # corrections that the cost model counts on, at most
 
     @property
     def scan(self) -> bool:
@@ -198,7 +199,8 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
     if method != "newton":
         label = "sequential" if chunks <= 1 else "newton" if length == 1 else "shooting"
     path = "eager" if refused else "fused"
-    return Choice(path, label, length, chunks, warmup, reason, asked, loop)
+    cap = None if own is None else OWN_CAP
+    return Choice(path, label, length, chunks, warmup, reason, asked, loop, cap)
 
 
 def _free(config: NewtonConfig, method: str) -> bool:
@@ -218,7 +220,6 @@ def _own_length(task: Task, config: NewtonConfig) -> int:
         task.u.device.type,
         task.recorded,
         size <= LARGEST_FLAT,
-        config.iteration_cap,
     )
 
 
@@ -232,17 +233,17 @@ def _one_scan(task: Task, config: NewtonConfig, method: str, layer: bool) -> boo
 
 def _check_parallel(task: Task, method: str) -> None:
     """Raise where the eager solver, as asked for, cannot run."""
+    got = "chunk_length or max_iters" if method == "auto" else f"method={method!r}"
+    fix = "use method='sequential', or 'auto' without chunk_length and max_iters."
     if task.transformed:
         raise ValueError(
-            f"method: got {method!r} with settings under torch.func or forward-mode derivatives, "
-            "which see through a loop only; use method='sequential', or 'auto' without chunk_length "
-            "and max_iters."
+            f"got {got} under torch.func or forward-mode derivatives, expected neither: they see "
+            f"through a loop only; {fix}"
         )
     if task.traced and not has_spec(task.cell):
         raise ValueError(
-            f"method: got {method!r} for a {type(task.cell).__name__}, which has no Spec, inside "
-            "torch.compile or torch.export or on meta tensors, where only its loop can run; use "
-            "method='sequential', or 'auto' without chunk_length and max_iters."
+            f"got {got} for a {type(task.cell).__name__}, which has no Spec, inside torch.compile or "
+            f"torch.export or on meta tensors, where only its loop can run; {fix}"
         )
 
 
@@ -285,7 +286,9 @@ def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     elif chosen.loop:
         states = sequential_states(task)
     else:
-        states, progress = parallel(task, told(config, chosen.chunk_length, chosen.warmup))
+        asked = told(config, chosen.chunk_length, chosen.warmup)
+        asked = asked._replace(cap=min(asked.cap, chosen.cap or asked.cap))
+        states, progress = parallel(task, asked)
     final = states[:, -1].clone() if states.shape[1] else task.h0
     rounded = states.to(task.u.dtype)
     read = has_spec(task.cell) and task.cell.spec.readout is not None

@@ -55,18 +55,22 @@ AUTODIFF = 4
 through the transforms of ``torch.func``."""
 RECORDED = 2
 """The backward pass of a step that autograd recorded, to the step."""
+OWN_CAP = 4
+"""Corrections that ``auto`` lets a module without a Spec have, at most: a step that forgets needs one
+or two, and one that does not is better run in the order of time."""
 SLACK = 1.5
 """The slowest that ``auto`` may be, to the loop, whatever the numbers turn out to be."""
 
 
 def own_chunk_length(
-    total: int, batch: int, size: int, device: str, recorded: bool, dense: bool, cap: int
+    total: int, batch: int, size: int, device: str, recorded: bool, dense: bool
 ) -> int:
     """Chunk length for a module without a Spec, whose derivatives are taken by automatic
     differentiation; ``total`` where its loop is cheaper, or may be.
 
     Nothing is known of how well such a step forgets. So chunks are taken only where their worst case,
-    ``cap`` corrections and then all steps in the order of time, is within :data:`SLACK` of the loop.
+    :data:`OWN_CAP` corrections and then all steps in the order of time, is within :data:`SLACK` of
+    the loop.
 
     Parameters
     ----------
@@ -77,16 +81,13 @@ def own_chunk_length(
     dense
         Whether Jacobians ``(n, n)`` are formed; else a correction is a pass alone, and the adjoint
         has no bound but the loop.
-    cap
-        Corrections before the rest is run in the order of time.
     """
-    given = (total, batch, size, machine(device), recorded, dense, cap)
-    return _own_chunk_length(*given)
+    return _own_chunk_length(total, batch, size, machine(device), recorded, dense)
 
 
 @lru_cache(maxsize=1024)
 def _own_chunk_length(
-    total: int, batch: int, size: int, device: Machine, recorded: bool, dense: bool, cap: int
+    total: int, batch: int, size: int, device: Machine, recorded: bool, dense: bool
 ) -> int:
     if (recorded and not dense) or not batch * size:
         return max(total, 1)
@@ -104,7 +105,7 @@ def _own_chunk_length(
         walk = length * device.step(many)
         product = length * AUTODIFF * device.step(many * columns) if columns else 0.0
         usual = (1 + WARMUP / length) * walk + backward
-        worst = usual + cap * (walk + product) + AUTODIFF / 2 * total * device.step(numbers)
+        worst = usual + OWN_CAP * (walk + product) + AUTODIFF / 2 * total * device.step(numbers)
         if worst <= SLACK * loop and usual < least:
             best, least = length, usual
         chunks *= 1.25

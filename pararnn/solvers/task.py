@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class Task:
     dtype: torch.dtype  # of the state
     dt: Tensor | None = None  # time gaps (B, T) of a cell that has them
 
-    @cached_property
+    @property
     def h0(self) -> Tensor:
         """The initial state, ``(B, *state_shape)``."""
         if self.start is not None:
