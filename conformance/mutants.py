@@ -26,6 +26,7 @@ import pararnn.drm.memory
 import pararnn.drm.model
 import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
+from pararnn._operators import Operator
 from pararnn.scan import delta as scan_delta
 from pararnn.solvers import engine
 from pararnn.solvers.config import Kept
@@ -602,6 +603,14 @@ def loose() -> AbstractContextManager:
     return mock.patch.object(engine, "mismatch_of", mismatch_of)
 
 
+def holding_results(self: Operator, ctx: Any, arguments: Any, results: Any) -> None:
+    saved(self, ctx, arguments, results)
+    ctx.results = results
+
+
+saved = Operator.save
+
+
 def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     inputs = zip((v, *ctx.saved_tensors), ctx.needs_input_grad[1:], strict=False)
     return None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
@@ -921,6 +930,12 @@ def mutants() -> Iterator[Mutant]:
                  api=altered(lambda h: h + 1e-13 * h.mean(0) if h.numel() else h))  # fmt: skip
     yield Mutant("forgetful layer", "ParaRNN.step drops its state", DIAG, ("streaming",),
                  api={"layer": forgetful_layer})  # fmt: skip
+    yield Mutant("own output", "an autograd node holds what it returned", DIAG, ("memory",),
+                 patch=replaced(Operator, "save", holding_results))  # fmt: skip
+    yield Mutant("reports with a graph", "Solution.detached does nothing", DIAG, ("memory",),
+                 patch=replaced(Solution, "detached", lambda self: self))  # fmt: skip
+    yield Mutant("reports that lead to a graph", "only the output is detached", LOG, ("memory",),
+                 patch=replaced(Kept, "detached", lambda self: self))  # fmt: skip
     yield Mutant("noise", "1e-7 of it", DIAG, ("determinism",), api=altered(noisy))
     yield Mutant("contiguous assumed", "strides ignored", DIAG, ("invariances",),
                  api=asking(assuming_contiguous))  # fmt: skip

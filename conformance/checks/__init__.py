@@ -19,6 +19,7 @@ MODULES = (
     "linear",
     "readout",
     "robustness",
+    "memory",
     "drm",
     "drm_geometry",
     "drm_sequences",
