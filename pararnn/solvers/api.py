@@ -56,7 +56,8 @@ def solve(
         Bool mask ``(B, T)``: where True, the step starts from the zero state.
     dt
         Time since the step before, ``(B, T)``: needed by a cell whose Spec has a time gap, and
-        refused by any other. A negative one, or NaN, is an error on the CPU and not checked elsewhere.
+        refused by any other. A negative one, or NaN, is an error on the CPU and not checked
+        elsewhere.
 
     Returns
     -------

@@ -230,9 +230,7 @@ def _call(task: Task) -> linear.Call:
     sizes = [cell.sizes[a] for a in cell.spec.axes]
     if "heads" in cell.sizes:
         sizes.append(cell.sizes["heads"])
-    call = linear.Call(
-        cell.kernel, sizes, task.u, task.dt, start, task.resets, list(task.params)
-    )
+    call = linear.Call(cell.kernel, sizes, task.u, task.dt, start, task.resets, list(task.params))
     if call.state != task.dtype:  # which then only the state itself can tell
         call = call._replace(h0=task.h0)
     return call
@@ -249,4 +247,3 @@ def _of_module(task: Task, asked: Told) -> tuple[Tensor, HostProgress | None]:
     problem = Problem(task.make, task.resets)
     states = Solve.apply(problem, solver, task.inputs, task.h0, *task.params)
     return states, progress[0] if progress else None
-

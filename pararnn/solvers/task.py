@@ -103,9 +103,9 @@ class Task:
 
     def detached(self) -> Task:
         """The same without an autograd graph."""
-        u, start, dt = (None if t is None else t.detach() for t in (self.u, self.start, self.dt))
+        start, dt = (None if t is None else t.detach() for t in (self.start, self.dt))
         params = tuple(p.detach() for p in self.params)
-        return dataclasses.replace(self, u=u, start=start, dt=dt, params=params)
+        return dataclasses.replace(self, u=self.u.detach(), start=start, dt=dt, params=params)
 
     def in_float64(self) -> Task:
         """The same problem on the same drives in float64, without gradients."""
@@ -122,9 +122,7 @@ def _from_spec(
     return SpecDynamics(spec, sizes, params, dtype)
 
 
-def _from_module(
-    module: Any, dtype: torch.dtype, params: tuple[Tensor, ...]
-) -> ModuleDynamics:
+def _from_module(module: Any, dtype: torch.dtype, params: tuple[Tensor, ...]) -> ModuleDynamics:
     return ModuleDynamics(module, [name for name, _ in module.named_parameters()], params, dtype)
 
 

@@ -75,9 +75,7 @@ def test_exported_with_any_length(length):
     torch.manual_seed(0)
     module = ParaRNN(ParaGRU(3, 4), 2)
     time = torch.export.Dim("T", min=2, max=4096)
-    program = torch.export.export(
-        module, (torch.randn(2, length, 3),), dynamic_shapes=({1: time},)
-    )
+    program = torch.export.export(module, (torch.randn(2, length, 3),), dynamic_shapes=({1: time},))
     assert len(program.graph.nodes) < 100
     compare(program.module(), module, (5, 100, 700))
 
@@ -111,7 +109,8 @@ def test_meta_tensors_have_shapes(method):
     for cell in (ParaGRU(4, 8), ParaLSTM(4, 8), pararnn.MinGRU(4, 8), pararnn.DeltaMinGRU(4, 8)):
         here = solve(cell, torch.randn(2, 9, 4), method=method)
         away = solve(cell.to("meta"), torch.empty(2, 9, 4, device="meta"), method=method)
-        assert away.states.shape == here.states.shape and away.states.is_meta
+        assert away.states.shape == here.states.shape
+        assert away.states.is_meta
         assert away.output.shape == here.output.shape
         assert away.final_state.shape == here.final_state.shape
     x = torch.empty(2, 9, 3, device="meta")
