@@ -60,7 +60,7 @@ def _none(task: Task) -> Tensor:
 
 def _version(h: Tensor) -> int:
     """Counts the writes into a tensor, where PyTorch counts them."""
-    return 0 if h.is_inference() else h._version
+    return 0 if torch.compiler.is_compiling() or h.is_inference() else h._version
 
 
 def sequential_apply(
