@@ -617,6 +617,20 @@ CLAUSES: tuple[Clause, ...] = (
         "blocks of two, in both directions; and prefixes and rows of them beside other numbers. Once "
         "for every cell of class `linear`, with its own draws. Other cells: reported as skipped.",
     ),
+    Clause(
+        47,
+        "memory",
+        "Nothing is left behind",
+        "When the results of a solve are dropped, its autograd graph is gone at once, before any "
+        "garbage collector runs, with or without a backward pass: no node of the graph reaches its "
+        "own output. Live tensors, and memory on a GPU, are constant from step to step. The reports "
+        "of a layer hold no graph and nothing that leads to one; they can be pickled, states "
+        "included.",
+        "exact (no object more)",
+        "A node is there or not.",
+        "A marked node before the solve must die with it, the collector being off, and tensors are "
+        "counted; all methods, chunk lengths that divide T and that do not.",
+    ),
 )
 
 BY_SLUG = {clause.slug: clause for clause in CLAUSES}

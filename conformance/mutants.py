@@ -26,10 +26,12 @@ import pararnn.drm.memory
 import pararnn.drm.model
 import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
+from pararnn._operators import Operator
 from pararnn.scan import affine, chunks
 from pararnn.scan import delta as scan_delta
 from pararnn.solvers import enclosure, engine, implicit, walkers
 from pararnn.solvers import scale as solver_scale
+from pararnn.solvers.config import Kept
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
@@ -424,7 +426,7 @@ def with_states(solution: Solution, states: Tensor) -> Solution:
     )
     slots = states.ndim == 4 and states.shape[-1] == solution.output.shape[-1]
     output = states[:, :, -1] if slots else states.flatten(2)
-    return dataclasses.replace(solution, final_state=final, parts=(output, lambda: states))
+    return dataclasses.replace(solution, final_state=final, parts=(output, Kept(states)))
 
 
 def initial(cell: nn.Module, solution: Solution, options: dict) -> Tensor:
@@ -622,6 +624,14 @@ def all_rows_together() -> AbstractContextManager:
 
     original = solver_scale.sizes
     return mock.patch.object(walkers, "sizes", sizes)
+
+
+def holding_results(self: Operator, ctx: Any, arguments: Any, results: Any) -> None:
+    saved(self, ctx, arguments, results)
+    ctx.results = results
+
+
+saved = Operator.save
 
 
 def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -1015,6 +1025,12 @@ def mutants() -> Iterator[Mutant]:
                  api=altered(lambda h: h + 1e-13 * h.mean(0) if h.numel() else h))  # fmt: skip
     yield Mutant("forgetful layer", "ParaRNN.step drops its state", DIAG, ("streaming",),
                  api={"layer": forgetful_layer})  # fmt: skip
+    yield Mutant("own output", "an autograd node holds what it returned", DIAG, ("memory",),
+                 patch=replaced(Operator, "save", holding_results))  # fmt: skip
+    yield Mutant("reports with a graph", "Solution.detached does nothing", DIAG, ("memory",),
+                 patch=replaced(Solution, "detached", lambda self: self))  # fmt: skip
+    yield Mutant("reports that lead to a graph", "only the output is detached", LOG, ("memory",),
+                 patch=replaced(Kept, "detached", lambda self: self))  # fmt: skip
     yield Mutant("noise", "1e-7 of it", DIAG, ("determinism",), api=altered(noisy))
     yield Mutant("contiguous assumed", "strides ignored", DIAG, ("invariances",),
                  api=asking(assuming_contiguous))  # fmt: skip

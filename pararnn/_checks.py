@@ -125,8 +125,8 @@ def same_device(name: str, value: Tensor, device: torch.device) -> Tensor:
 def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
     """Time gaps of shape ``lead``: there if the cell's Spec has a time gap, and only then.
 
-    That none is negative is checked on the CPU only: elsewhere it would mean waiting for the
-    device. A NaN is let through and stays in its row, as one in the input does.
+    That none is negative or NaN is checked on the CPU only: elsewhere it would mean waiting for the
+    device, and a NaN stays in its row, as one in the input does.
     """
     name = type(cell).__name__
     if cell.spec.gap is None:
@@ -149,7 +149,12 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
     if gaps.dtype not in (weight.dtype, state_dtype(weight.dtype)):
         wanted = " or ".join(dict.fromkeys(map(str, (weight.dtype, state_dtype(weight.dtype)))))
         raise TypeError(f"dt: got dtype {gaps.dtype}, expected {wanted}; convert it with .to(...).")
-    if readable(gaps) and bool((gaps < 0).any()):
+    if readable(gaps) and not bool((gaps >= 0).all()):
+        if bool(gaps.isnan().any()):
+            raise ValueError(
+                "dt: got a time gap that is NaN, expected numbers from 0 on; drop the steps whose "
+                "time is missing, or fill it in."
+            )
         raise ValueError(
             f"dt: got a time gap of {float(gaps[gaps < 0].min()):.3g}, expected none below 0; sort "
             "the sequence by time."

@@ -20,6 +20,7 @@ MODULES = (
     "linear",
     "readout",
     "robustness",
+    "memory",
     "drm",
     "drm_geometry",
     "drm_sequences",

@@ -53,6 +53,7 @@ NUMBERS = {
     "scale": 44,
     "finite": 45,
     "scan-range": 46,
+    "memory": 47,
 }
 
 

@@ -314,7 +314,7 @@ class Cell(nn.Module):
             Input ``(B, d_in)``; or give ``drives``, ``(B, C)``, as :meth:`drives` returns them.
         dt
             Time since the step before, ``(B,)``: needed by a cell whose Spec has a time gap.
-            A negative one is an error on the CPU and not checked elsewhere.
+            A negative one, or NaN, is an error on the CPU and not checked elsewhere.
 
         Returns
         -------

@@ -120,7 +120,7 @@ class ParaRNN(nn.Module):
         self.last_solutions: list[Solution] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the reports of the last pass, which hold tensors and closures."""
+        """Without the reports of the last pass, which would be saved with every model."""
         return self.__dict__ | {"last_solutions": []}
 
     def extra_repr(self) -> str:

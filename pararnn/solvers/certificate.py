@@ -97,7 +97,7 @@ def _certify(task: Task, states: Tensor) -> Certificate:
     largest = float(torch.maximum(states.abs().max(), h0.abs().max()))
     if not math.isfinite(largest):
         return _none("the states are not finite")
-    before = Problem(task.make, lambda *_: states, task.resets).previous(states, h0)
+    before = Problem(task.make, task.resets).previous(states, h0)
     width = max(1, enclosure.columns(dynamics, states))
     count = max(1, GROUP // (states[0].numel() * width))
     u, resets, found = task.inputs, task.resets, []

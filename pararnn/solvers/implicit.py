@@ -29,6 +29,7 @@ from .partition import Partition
 from .walkers import Dynamics, LinearWalker, cut
 
 MakeDynamics = Callable[[tuple[Tensor, ...]], Dynamics]
+Solver = Callable[[Dynamics, Tensor, Tensor], Tensor]
 LINEAR_CAP = 64
 GROUP = 1 << 19
 """Numbers of the state whose backward pass the CPU computes at a time, where rows can be taken
@@ -37,10 +38,9 @@ apart: intermediates then stay in cache, and memory does not grow with the batch
 
 @dataclass
 class Problem:
-    """A recurrence, and how to solve it forwards."""
+    """A recurrence. It outlives its solve, in what autograd keeps, so it holds no states."""
 
     make: MakeDynamics
-    forward: Callable[[Dynamics, Tensor, Tensor], Tensor]
     resets: Tensor | None
 
     def rows(self, rows: slice) -> Problem:
@@ -146,12 +146,15 @@ def _first_cotangent(
 
 
 class Solve(torch.autograd.Function):
-    """``(u, h0, *parameters) → states``, differentiable twice."""
+    """``(u, h0, *parameters) → states`` by ``solver(dynamics, u, h0)``, differentiable twice. The
+    solver is not kept."""
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, u: Tensor, h0: Tensor, *params: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, problem: Problem, solver: Solver, u: Tensor, h0: Tensor, *params: Tensor
+    ) -> Tensor:
         with full_precision(u.device):
-            states = problem.forward(problem.make(params), u, h0)
+            states = solver(problem.make(params), u, h0)
         ctx.problem = problem
         ctx.save_for_backward(u, h0, states, *params)
         return states
@@ -162,7 +165,7 @@ class Solve(torch.autograd.Function):
         problem: Problem = ctx.problem
         dynamics = problem.make(tuple(params))
         if u.shape[1] == 0:
-            return None, torch.zeros_like(u), torch.zeros_like(h0), *(None for _ in params)
+            return None, None, *(torch.zeros_like(t) for t in (u, h0, *params))
         if torch.is_grad_enabled():
             u_bar, h0_bar, grads = differentiable_gradients(
                 problem, dynamics, states, u, h0, g, tuple(params)
@@ -171,7 +174,7 @@ class Solve(torch.autograd.Function):
             with full_precision(g.device):
                 u_bar, h0_bar, grads = first_order(problem, dynamics, states, u, h0, g)
         cast = (None if g is None else g.to(p.dtype) for g, p in zip(grads, params, strict=True))
-        return None, u_bar, h0_bar, *cast
+        return None, None, u_bar, h0_bar, *cast
 
 
 def differentiable_gradients(

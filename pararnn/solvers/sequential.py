@@ -55,13 +55,22 @@ def _loop(task: Task) -> Tensor:
             )
         states.append(h)
     if not states:
-        return h.unsqueeze(1)[:, :0] + task.inputs.sum().to(h.dtype)  # known to autograd
+        return _none(task)
     return torch.stack(states, 1)
+
+
+def _none(task: Task) -> Tensor:
+    """The states of no steps. They depend on everything, and all gradients are zero."""
+    states = task.h0.unsqueeze(1)[:, :0]
+    for given in (task.u, task.dt, *task.params):
+        if given is not None and given.requires_grad:
+            states = states + given.flatten()[:0].sum().to(states.dtype)
+    return states
 
 
 def _version(h: Tensor) -> int:
     """Counts the writes into a tensor, where PyTorch counts them."""
-    return 0 if h.is_inference() else h._version
+    return 0 if torch.compiler.is_compiling() or h.is_inference() else h._version
 
 
 def sequential_apply(
