@@ -137,10 +137,9 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
             f"dt: got shape {tuple(gaps.shape)}, expected {lead}, one time gap a step; nothing is "
             "broadcast, use dt.expand(...) if all are alike."
         )
-    weight = cell.in_proj.weight
-    same_device("dt", gaps, weight.device)
-    if gaps.dtype not in (weight.dtype, state_dtype(weight.dtype)):
-        wanted = " or ".join(dict.fromkeys(map(str, (weight.dtype, state_dtype(weight.dtype)))))
+    same_device("dt", gaps, cell.device)
+    if gaps.dtype not in (cell.dtype, cell.state_dtype):
+        wanted = " or ".join(dict.fromkeys(map(str, (cell.dtype, cell.state_dtype))))
         raise TypeError(f"dt: got dtype {gaps.dtype}, expected {wanted}; convert it with .to(...).")
     if readable(gaps) and bool((gaps < 0).any()):
         raise ValueError(

@@ -81,7 +81,7 @@ class BoundedCell(Cell):
             "d_in": self.d_in,
             "d_h": self.d_h,
             "max_recurrent_norm": self.max_recurrent_norm,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     @torch.no_grad()

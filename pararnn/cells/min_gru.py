@@ -85,7 +85,7 @@ class PositiveMixer(Mixer):
         super().__init__(d_in, d_h, bias, **kwargs)
         self.h0_pre: nn.Parameter | None = None
         if learnable_h0:
-            self.h0_pre = nn.Parameter(self.in_proj.weight.new_zeros(self.d_h))
+            self.h0_pre = nn.Parameter(self._like.new_zeros(self.d_h))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -15,6 +15,7 @@ from .. import _checks as checks
 from ..solvers import decode, solve
 from ..spec import Spec, exp, log1p, softplus
 from .cell import Cell
+from .entry import entered, takes_run
 
 DECAYS = (None, "fixed", "learnable")
 FOREVER = 1e10
@@ -161,7 +162,7 @@ class Mixer(Cell):
         return {
             "d_in": self.d_in,
             "d_h": self.d_h,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
             "decay": self.decay,
             "decay_rate": self.decay_rate,
             "log1p_delta": self.log1p_delta,
@@ -204,7 +205,7 @@ class Mixer(Cell):
         :meth:`init_state`: ``(batch, *state_shape)``."""
         if h is None:
             return self.init_state(batch)
-        checks.same_device(name, checks.floating(name, h), self.in_proj.weight.device)
+        checks.same_device(name, checks.floating(name, h), self.device)
         width = self.flat_width
         shapes = dict.fromkeys(((batch, 1, width), (batch, width), (batch, *self.state_shape)))
         if tuple(h.shape) not in shapes:
@@ -212,7 +213,7 @@ class Mixer(Cell):
                 f"{name}: got shape {tuple(h.shape)}, expected {' or '.join(map(str, shapes))}; nothing is broadcast, use {name}.expand(...) if all samples "
                 "start alike."
             )
-        allowed = (self.in_proj.weight.dtype, self.state_dtype)
+        allowed = (self.dtype, self.state_dtype)
         if h.dtype not in allowed:
             raise TypeError(
                 f"{name}: got dtype {h.dtype}, expected {' or '.join(map(str, set(allowed)))}; "
@@ -239,7 +240,7 @@ class Mixer(Cell):
                 f"{type(self).__name__} has decay={self.decay!r}."
             )
         gaps = checks.same_device(
-            "delta_t", checks.floating("delta_t", delta_t), self.in_proj.weight.device
+            "delta_t", checks.floating("delta_t", delta_t), self.device
         )
         if tuple(gaps.shape) not in (lead, (*lead, 1)):
             raise ValueError(
@@ -262,6 +263,7 @@ class Mixer(Cell):
 
     # -- computing -----------------------------------------------------------------------------
 
+    @takes_run
     def forward(  # type: ignore[override]
         self,
         x: Tensor,
@@ -338,14 +340,16 @@ class Mixer(Cell):
         y_t, h_t
             Output ``(B, d_h)``, and the new flat state ``(B, W)`` in the state's dtype.
         """
+        return entered(self, self._stream, x_t, h_prev, delta_t)
+
+    def _stream(
+        self, x_t: Tensor, h_prev: Tensor | None = None, delta_t: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if not isinstance(x_t, Tensor) or x_t.ndim != 2:
             got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
             raise ValueError(f"x_t: got {got}, expected shape (B, d_in).")
         batch = x_t.shape[0]
         gaps = self._gaps(delta_t, (batch,))
-        h = decode(self, x_t, self._start("h_prev", h_prev, batch), dt=gaps)
-        return self._read(h, x_t), self.flat(h)
-
-    def _read(self, h: Tensor, x_t: Tensor) -> Tensor:
-        """Output of one step from its new state."""
-        return self.flat(h).to(self.output_dtype)
+        u = self.drives(x_t)
+        h = decode(self, None, self._start("h_prev", h_prev, batch), drives=u, dt=gaps)
+        return self.output(h, drives=u).to(self.output_dtype), self.flat(h)

@@ -100,7 +100,7 @@ class ParaCfC(Cell):
             "d_in": self.d_in,
             "d_h": self.d_h,
             "form": self.form,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     facts = Facts(

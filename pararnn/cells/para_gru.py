@@ -119,7 +119,7 @@ class ParaGRU(BoundedCell):
             "mix": self.mix,
             "n_heads": self.n_heads,
             "max_recurrent_norm": self.max_recurrent_norm,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     facts = Facts(

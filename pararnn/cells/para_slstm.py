@@ -114,7 +114,7 @@ class ParaSLSTM(Cell):
             "d_in": self.d_in,
             "d_h": self.d_h,
             "forget": self.forget,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     facts = Facts(

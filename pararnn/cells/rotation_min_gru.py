@@ -47,7 +47,7 @@ class LearnedStart(Mixer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.h0 = nn.Parameter(self.in_proj.weight.new_empty(self.state_shape))
+        self.h0 = nn.Parameter(self._like.new_empty(self.state_shape))
         self.reset_start()
 
     def reset_start(self) -> None:

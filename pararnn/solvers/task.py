@@ -112,9 +112,9 @@ def prepare(
             f"add a batch dimension with {name}.unsqueeze(0)."
         )
     if has_spec(cell):
-        weight, width = cell.in_proj.weight, cell.in_proj.out_features
+        width, device, param_dtype = cell.drive_width, cell.device, cell.dtype
         u = cell.drives(x) if x is not None else checks.trailing("drives", source, (width,))
-        params, device, param_dtype = cell.recurrent_params(), weight.device, weight.dtype
+        params = cell.recurrent_params()
         if u.dtype != param_dtype and checks.autocast_dtype(device) is None:
             raise TypeError(
                 f"drives: got dtype {u.dtype}, expected {param_dtype} as the cell's parameters; "
