@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch import Tensor, nn
 
@@ -248,7 +249,9 @@ def transposed_head(self, a: Tensor, h: Tensor) -> Tensor:
 
 def slstm(
     top: Callable[..., Tensor] = torch.maximum,
-    old: Callable[..., Tensor] = lambda log_f, m, n: log_f + m - 10_000 * torch.relu(1 - 2 * n),
+    old: Callable[..., Tensor] = lambda log_f, m, n, log_i: torch.where(
+        n > 0, log_f + m, log_i - 200
+    ),
     log_forget: Callable[[Tensor], Tensor] = nn.functional.logsigmoid,
     out: Callable[..., Tensor] = lambda o, c, n: o * c / n,
     normalizer: Callable[..., Tensor] = lambda f, n, i: f * n + i,
@@ -258,7 +261,7 @@ def slstm(
     def recurrence(self, c, n, m, h, u_i, u_f, u_z, u_o, R_i, R_f, R_z, R_o):
         log_i, log_f = u_i + R_i * h, log_forget(u_f + R_f * h)
         z, o = torch.tanh(u_z + R_z * h), torch.sigmoid(u_o + R_o * h)
-        left = old(log_f, m, n)
+        left = old(log_f, m, n, log_i)
         m = top(left, log_i)
         f, i = torch.exp(left - m), torch.exp(log_i - m)
         c, n = f * c + i * z, normalizer(f, n, i)
@@ -357,8 +360,8 @@ class SwappedTwice(pararnn.ParaGRU):
 
 def wrong_derivative() -> AbstractContextManager:
     """``tanh' = 1 − tanh`` in the table from which Jacobians are derived."""
-    row = dataclasses.replace(primitives.PRIMITIVES[tanh], derivative=lambda x, y: 1 - y)
-    return mock.patch.dict(primitives.PRIMITIVES, {tanh: row})
+    row = dataclasses.replace(primitives.PRIMITIVES[sympy.tanh], derivative=lambda x, y: 1 - y)
+    return mock.patch.dict(primitives.PRIMITIVES, {sympy.tanh: row})
 
 
 def elman() -> nn.Module:
@@ -763,9 +766,9 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("dropped scale", "a h + i n", NLRU, ("equation", "agreement"),
                  nlru(lambda h, a, i, n: a.exp() * h + i * n))  # fmt: skip
     yield Mutant("full start", "the stabilizer of the empty state counts as 0", SLSTM,
-                 ("equation",), slstm(old=lambda log_f, m, n: log_f + m))  # fmt: skip
+                 ("equation",), slstm(old=lambda log_f, m, n, log_i: log_f + m))  # fmt: skip
     yield Mutant("forgotten stabilizer", "m not carried over", SLSTM, ("equation", "jacobian"),
-                 slstm(old=lambda log_f, m, n: log_f - 10_000 * torch.relu(1 - 2 * n)))  # fmt: skip
+                 slstm(old=lambda log_f, m, n, log_i: torch.where(n > 0, log_f, log_i - 200)))  # fmt: skip
     yield Mutant("minimum", "for the maximum", SLSTM, ("equation", "agreement"),
                  slstm(top=torch.minimum))  # fmt: skip
     yield Mutant("stabilizer without gradient", "m detached", SLSTM, ("jacobian", "gradients"),

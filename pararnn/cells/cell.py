@@ -297,6 +297,13 @@ class Cell(nn.Module):
             *batch, *self.state_shape, device=self.device, dtype=self.state_dtype
         )
 
+    def check_start(self, name: str, h: Tensor) -> None:
+        """Raise if a given state is none that a sequence may start from."""
+
+    def check_state(self, name: str, h: Tensor) -> None:
+        """Raise if a state that is given to a single step can be that of no sequence. A NaN can: it
+        may come from a step before."""
+
     def drives(self, x: Tensor) -> Tensor:
         """Packed drives ``(..., C)`` of inputs ``(..., d_in)``: one matrix product; with
         :attr:`exact_drives` not in autocast's dtype.
@@ -401,6 +408,7 @@ class Cell(nn.Module):
                 f"h: got dtype {h.dtype}, expected {like.dtype} or {self.state_dtype}; "
                 "start from cell.init_state(batch)."
             )
+        self.check_state("h", h)
         if x is not None:
             u = self.drives(x)
         else:

@@ -66,8 +66,9 @@ def candidate(x: Tensor) -> Tensor:
 class PositiveMixer(Mixer):
     """What MinGRU and MinLSTM share: positive states, and a start of 1/2 or ``g(h0_pre)``.
 
-    A given state with a negative entry or a NaN is a ``ValueError``; elsewhere than on the CPU,
-    where looking would mean waiting, an assertion of the device.
+    A given start with a negative entry or a NaN is a ``ValueError``; elsewhere than on the CPU,
+    where looking would mean waiting, an assertion of the device. A state that is given to a single
+    step may have a NaN, of a step before; on the CPU a negative entry is a ``ValueError``.
     """
 
     starts_at_zero = False
@@ -106,6 +107,12 @@ class PositiveMixer(Mixer):
             torch._assert_async(allowed, message)
         elif not bool(allowed):
             raise ValueError(message)
+
+    def check_state(self, name: str, h: Tensor) -> None:
+        if checks.readable(h) and bool((h < 0).any()):
+            raise ValueError(
+                f"{name}: got a negative entry, expected a state: no entry below 0."
+            )
 
     def hyperparameters(self) -> dict[str, Any]:
         return super().hyperparameters() | {"learnable_h0": self.learnable_h0}

@@ -12,21 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import _checks as checks
+from .._checks import FOREVER
 from ..solvers import decode, solve
 from ..spec import Spec, exp, log1p, softplus
 from .cell import Cell
 from .entry import entered, takes_run
 
 DECAYS = (None, "fixed", "learnable")
-FOREVER = 1e10
-"""What an infinite time gap counts as, so that nothing becomes NaN."""
 
 
 def checked_decay(decay: object, rate: object, log1p_delta: bool) -> None:
     """Raise a ``ValueError`` unless these are a kind of decay and a positive, finite rate, or no
     decay and nothing that needs one."""
-    if decay not in DECAYS:
-        raise ValueError(f"decay: got {decay!r}, expected None, 'fixed' or 'learnable'.")
+    checks.one_of("decay", decay, DECAYS)
     if decay is None:
         for name, value, default in (
             ("decay_rate", rate, None),
@@ -197,12 +195,9 @@ class Mixer(Cell):
         """A flat state ``(..., W)`` as ``(..., *state_shape)``."""
         return h.unflatten(-1, self.state_shape) if len(self.state_shape) > 1 else h
 
-    def check_start(self, name: str, h: Tensor) -> None:
-        """Raise if a given state is none that a sequence may start from."""
-
     def _start(self, name: str, h: Tensor | None, batch: int) -> Tensor:
-        """A given state, flat or as :meth:`init_state` gives it, checked, or that of
-        :meth:`init_state`: ``(batch, *state_shape)``."""
+        """A given state, flat or as :meth:`init_state` gives it, or that of :meth:`init_state`:
+        ``(batch, *state_shape)``. What runs on it looks at its numbers."""
         if h is None:
             return self.init_state(batch)
         checks.same_device(name, checks.floating(name, h), self.device)
@@ -219,7 +214,6 @@ class Mixer(Cell):
                 f"{name}: got dtype {h.dtype}, expected {' or '.join(map(str, set(allowed)))}; "
                 "convert it with .to(...)."
             )
-        self.check_start(name, h)
         return self.unflat(h.reshape(batch, width).to(self.state_dtype))
 
     # -- time gaps -----------------------------------------------------------------------------

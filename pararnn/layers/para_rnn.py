@@ -77,10 +77,12 @@ class ParaRNN(nn.Module):
         config: NewtonConfig | None = None,
     ):
         super().__init__()
-        if solver not in METHODS:
-            raise ValueError(f"solver: got {solver!r}, expected one of {METHODS}.")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1).")
+        checks.one_of("solver", solver, METHODS)
+        checks.probability("dropout", dropout)
+        checks.flag("batch_first", batch_first)
+        checks.positive("num_layers", num_layers)
+        if not isinstance(config, NewtonConfig | None):
+            raise TypeError(f"config: got {type(config).__name__}, expected a NewtonConfig or None.")
         if isinstance(cell, nn.Module):
             cells = [cell]
         else:
@@ -97,8 +99,6 @@ class ParaRNN(nn.Module):
             raise ValueError(
                 f"num_layers: got {num_layers} for a list of {len(cells)} cells; leave it out."
             )
-        if num_layers < 1:
-            raise ValueError(f"num_layers: got {num_layers}, expected at least 1.")
         if len(cells) == 1:
             cells += [_another(cells[0]) for _ in range(num_layers - 1)]
         for i, (below, above) in enumerate(itertools.pairwise(cells)):

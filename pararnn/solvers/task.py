@@ -148,6 +148,8 @@ def prepare(
                 f"h0: got dtype {h0.dtype}, expected {wanted}; convert it with .to(...)."
             )
         h0 = h0.to(dtype)
+        if has_spec(cell):
+            cell.check_start("h0", h0)
     elif has_spec(cell) and not cell.starts_at_zero:
         h0 = cell.init_state(batch)
     if resets is not None:
