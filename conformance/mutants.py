@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import pararnn
+import pararnn.cells.cell
 import pararnn.drm.block
 import pararnn.drm.dynamics
 import pararnn.drm.generation
@@ -27,8 +28,11 @@ import pararnn.drm.memory
 import pararnn.drm.model
 import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
+from pararnn import _checks as checks
+from pararnn.layers import para_rnn
 from pararnn.scan import delta as scan_delta
 from pararnn.solvers import engine
+from pararnn.solvers.api import solve_layer
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
@@ -372,6 +376,22 @@ def elman() -> nn.Module:
         w = s.map("w", structure="diagonal")
         s.next(h, tanh(w(h) + u))
     return pararnn.Cell(3, 4, spec=s)
+
+
+def past_the_projection(self, states, x=None, *, drives=None):
+    if drives is None:
+        drives = nn.functional.linear(x, self.in_proj.weight, self.in_proj.bias)
+    return type(self).__mro__[1].output(self, states, drives=drives)
+
+
+def multiplied_padding(self, x, h0, resets, dt, lengths):
+    valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    output, h_n = self._run(x * valid[..., None], h0, resets, dt, lengths)
+    return output * valid[..., None], h_n
+
+
+def rounded_layer(*given, unrounded=False, **named):
+    return solve_layer(*given, **named)
 
 
 # -- solvers ---------------------------------------------------------------------------------------
@@ -935,5 +955,25 @@ def mutants() -> Iterator[Mutant]:
                  api=asking(expanding_h0))  # fmt: skip
     yield Mutant("NaN everywhere", "one bad row spoils the batch", DIAG, ("nan-containment",),
                  api=solving(no_rows_apart))  # fmt: skip
+    yield Mutant("past the projection", "queries from its weight", DELTA, ("modules",),
+                 {"output": past_the_projection})  # fmt: skip
+    yield Mutant("bypassed cell", "a layer does not call it", DIAG, ("modules",),
+                 patch=replaced(para_rnn, "entered",
+                                lambda module, run, *given, **named: run(*given, **named)))  # fmt: skip
+    yield Mutant("stale weights", "a pruned weight as it was at the last call", DIAG, ("modules",),
+                 patch=replaced(pararnn.cells.cell, "computed_weights", lambda module: None))  # fmt: skip
+    yield Mutant("multiplied padding", "by 0, which leaves NaN", DIAG, ("variable-length",),
+                 patch=replaced(para_rnn.ParaRNN, "_padded", multiplied_padding))  # fmt: skip
+    yield Mutant("rounded final states", "of padded rows in half precision", DIAG,
+                 ("variable-length",),
+                 patch=replaced(para_rnn, "solve_layer", rounded_layer))  # fmt: skip
+    yield Mutant("unchecked steps", "from any state", LOG, ("positivity",),
+                 {"check_state": lambda self, name, h: None})  # fmt: skip
+    yield Mutant("endless gaps", "infinity is one", TIMED, ("time-gap",),
+                 patch=replaced(checks, "FOREVER", float("inf")))  # fmt: skip
+    yield Mutant("any bound", "True is 1", DIAG, ("constraint",),
+                 patch=replaced(checks, "bound", lambda name, value: value))  # fmt: skip
+    yield Mutant("whole turns", "are not taken off an angle", ROTATION, ("snap",),
+                 rotation(lambda theta, m: on_grid(theta, m) + (theta - theta.detach())))  # fmt: skip
     yield Mutant("NaN hidden", "replaced by zero", DIAG, ("nan-containment",),
                  api=altered(torch.nan_to_num))  # fmt: skip

@@ -19,6 +19,7 @@ MODULES = (
     "linear",
     "readout",
     "robustness",
+    "modules",
     "drm",
     "drm_geometry",
     "drm_sequences",

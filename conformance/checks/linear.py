@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import mpmath
 import torch
 from torch import Tensor, nn
 
@@ -102,6 +103,25 @@ def positivity(ctx: Context) -> None:
             h = torch.ones(2, 1, cell.d_h, dtype=x.dtype)
             h[1, 0, 2] = bad
             refused(ctx, f"h_0 with an entry {bad}", lambda h=h: cell(x, h, more.get("dt")))
+            layer, given = ctx.api.layer(cell), torch.cat([x, *more_columns(more)], -1)
+            for label, options in WAYS:
+                call = lambda h=h, o=options: ctx.api.solve(cell, given, h0=h[:, 0], **o)  # noqa: E731
+                refused(ctx, f"h0 with an entry {bad}, {label}", call)
+            refused(ctx, f"a layer from {bad}", lambda h=h: layer(x, h[None, :, 0], **more))
+            now = {key: value[:, 0] for key, value in more.items()}
+            for what, call in {
+                "step": lambda h=h: cell.step(h[:, 0], x[:, 0], **now),
+                "stream": lambda h=h: cell.stream(x[:, 0], h, *now.values()),
+                "step of a layer": lambda h=h: layer.step(x[:, 0], h[None, :, 0], **now),
+            }.items():
+                if bad < 0:
+                    refused(ctx, f"{what} from {bad}", call)
+                else:  # as after a step that met a NaN
+                    call()
+
+
+def more_columns(more: dict[str, Tensor]) -> list[Tensor]:
+    return [value[..., None] for value in more.values()]
 
 
 def refused(ctx: Context, what: str, call) -> None:
@@ -150,6 +170,32 @@ def snap(ctx: Context) -> None:
         off = torch.remainder(angle - theta + math.pi, 2 * math.pi) - math.pi
         ctx.within("distance to the grid / half a step", (off.abs() * m / math.pi).max(), 1 + 1e-12)
         straight(ctx, cell, theta)
+    large_angles(ctx, converted(ctx.cell(), torch.float32))
+
+
+def large_angles(ctx: Context, cell: nn.Module) -> None:
+    """Turns by float32 angles of size 1e3 to 1e9: those of the nearest multiple, by 40 digits."""
+    batch, n = 32, cell.channels
+    for size in (1e3, 1e6, 1e9):
+        theta = (size * ctx.normal(batch, n)).float().to(ctx.device)
+        u = placed(cell, u_theta=theta, u_d=torch.full_like(theta, 40.0)).float()
+        h = torch.zeros(batch, 2, n, device=ctx.device)
+        h[:, 0] = 1
+        got = cell.step(h, drives=u)
+        by_spec = ctx.api.solve(cell, drives=u[:, None], h0=h).states[:, 0]
+        with mpmath.workdps(40):
+            want = torch.tensor([[turn(v, m) for v, m in zip(row, cell.m.tolist(), strict=True)]
+                                 for row in theta.tolist()], dtype=torch.float64)  # fmt: skip
+        want = want.movedim(-1, 1).to(ctx.device)
+        for what, found in (("step", got), ("solve", by_spec)):
+            gap = (found.double() - want).abs().max()
+            ctx.within(f"angles of size {size:g}, {what}", gap, 4 * 2.0**-23)
+
+
+def turn(angle: float, m: float) -> tuple[float, float]:
+    step = 2 * mpmath.pi / int(m)
+    near = mpmath.nint(mpmath.mpf(angle) / step) * step
+    return float(mpmath.cos(near)), float(mpmath.sin(near))
 
 
 def straight(ctx: Context, cell: nn.Module, theta: Tensor) -> None:

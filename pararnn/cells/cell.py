@@ -243,6 +243,8 @@ class Cell(nn.Module):
                 f"{name}: cannot be rebuilt from hyperparameters(): {error}; {fix}."
             ) from error
         gone = lost(self, fresh)
+        if gone and changes:  # which may be what makes the difference
+            gone = lost(self, type(self)(**self.hyperparameters(), device=self.device))
         if gone:
             raise ValueError(
                 f"{name}: got a cell with {gone}, which a fresh cell of its kind has not; build "
