@@ -48,9 +48,12 @@ def forever(ctx: Context) -> None:
                 given.requires_grad_()
                 states = ctx.api.solve(cell, given, **options).states
                 leaves = (given, *cell.parameters())
-                found.append((states, *torch.autograd.grad(
-                    states.square().sum(), leaves, materialize_grads=True
-                )))
+                found.append(
+                    (
+                        states,
+                        *torch.autograd.grad(states.square().sum(), leaves, materialize_grads=True),
+                    )
+                )
             much, infinite = found[-2:]
             for first, second in zip(much, infinite, strict=True):
                 ctx.require(bool(second.isfinite().all()), f"an infinite gap, {label}: not finite")

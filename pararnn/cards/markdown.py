@@ -36,7 +36,11 @@ def sources(c: Card) -> str:
     lines = [
         f"- {prose(s.authors)}, *{prose(s.title)}*"
         + (f", {prose(s.venue)}" if s.venue != "arXiv" else "")
-        + (f", [arXiv:{escape(s.arxiv)}](https://arxiv.org/abs/{quote(s.arxiv)})" if s.arxiv else "")
+        + (
+            f", [arXiv:{escape(s.arxiv)}](https://arxiv.org/abs/{quote(s.arxiv)})"
+            if s.arxiv
+            else ""
+        )
         + (f". Here: {prose(s.equations)}." if s.equations else ".")
         for s in c.sources
     ]

@@ -118,9 +118,7 @@ class Cell(nn.Module):
         self.kernel, self.no_kernel = register(self.spec), channelwise(self.spec)
         self.drive_width, self.has_bias = self.spec.packed_width(self.sizes), bias
         self._like = torch.empty(0, device=device, dtype=dtype)
-        self.in_proj = nn.Linear(
-            self.d_in, self.drive_width, bias=bias, device=device, dtype=dtype
-        )
+        self.in_proj = nn.Linear(self.d_in, self.drive_width, bias=bias, device=device, dtype=dtype)
         constants = {p.name for p in self.spec.param_list if not p.trained}
         for name, shape in self.spec.parameter_shapes(self.sizes).items():
             if hasattr(self, name):
@@ -295,9 +293,7 @@ class Cell(nn.Module):
         """Where a sequence starts, shape ``(*batch, *state_shape)``, in :attr:`state_dtype`: the
         zero state, if a subclass does not say otherwise (and then ``starts_at_zero`` is False)."""
         checks.batch(batch)
-        return torch.zeros(
-            *batch, *self.state_shape, device=self.device, dtype=self.state_dtype
-        )
+        return torch.zeros(*batch, *self.state_shape, device=self.device, dtype=self.state_dtype)
 
     def check_start(self, name: str, h: Tensor) -> None:
         """Raise if a given state is none that a sequence may start from."""

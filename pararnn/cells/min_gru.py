@@ -110,9 +110,7 @@ class PositiveMixer(Mixer):
 
     def check_state(self, name: str, h: Tensor) -> None:
         if checks.readable(h) and bool((h < 0).any()):
-            raise ValueError(
-                f"{name}: got a negative entry, expected a state: no entry below 0."
-            )
+            raise ValueError(f"{name}: got a negative entry, expected a state: no entry below 0.")
 
     def hyperparameters(self) -> dict[str, Any]:
         return super().hyperparameters() | {"learnable_h0": self.learnable_h0}

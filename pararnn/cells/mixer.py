@@ -233,9 +233,7 @@ class Mixer(Cell):
                 f"delta_t: got none, expected time gaps of shape {lead}: this "
                 f"{type(self).__name__} has decay={self.decay!r}."
             )
-        gaps = checks.same_device(
-            "delta_t", checks.floating("delta_t", delta_t), self.device
-        )
+        gaps = checks.same_device("delta_t", checks.floating("delta_t", delta_t), self.device)
         if tuple(gaps.shape) not in (lead, (*lead, 1)):
             raise ValueError(
                 f"delta_t: got shape {tuple(gaps.shape)}, expected {lead} or {(*lead, 1)}; nothing "
@@ -307,7 +305,12 @@ class Mixer(Cell):
             raise ValueError(f"x: got {got}, expected shape (B, T, d_in).")
         batch, length = x.shape[:2]
         gaps = self._gaps(delta_t, (batch, length))
-        return None if h_0 is None else self._start("h_0", h_0, batch), gaps
+        if h_0 is None:
+            return None, gaps
+        start = self._start("h_0", h_0, batch)
+        if checks.readable(start):  # elsewhere the solver's own check is enough
+            self.check_start("h_0", start)
+        return start, gaps
 
     def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output ``(B, T, d_h)`` and final state of a checked call; no start is the default one."""
@@ -344,6 +347,8 @@ class Mixer(Cell):
             raise ValueError(f"x_t: got {got}, expected shape (B, d_in).")
         batch = x_t.shape[0]
         gaps = self._gaps(delta_t, (batch,))
+        start = self._start("h_prev", h_prev, batch)
+        self.check_state("h_prev", start)
         u = self.drives(x_t)
-        h = decode(self, None, self._start("h_prev", h_prev, batch), drives=u, dt=gaps)
+        h = decode(self, None, start, drives=u, dt=gaps)
         return self.output(h, drives=u).to(self.output_dtype), self.flat(h)

@@ -82,7 +82,9 @@ class ParaRNN(nn.Module):
         checks.flag("batch_first", batch_first)
         checks.positive("num_layers", num_layers)
         if not isinstance(config, NewtonConfig | None):
-            raise TypeError(f"config: got {type(config).__name__}, expected a NewtonConfig or None.")
+            raise TypeError(
+                f"config: got {type(config).__name__}, expected a NewtonConfig or None."
+            )
         if isinstance(cell, nn.Module):
             cells = [cell]
         else:
@@ -351,9 +353,7 @@ class Slots(Tensor):
 class _Sequence:
     """What a layer runs on its cell for whole sequences: output and final state."""
 
-    def __init__(
-        self, cell: Any, config: NewtonConfig | None, method: str, lengths: Tensor | None
-    ):
+    def __init__(self, cell: Any, config: NewtonConfig | None, method: str, lengths: Tensor | None):
         self.cell, self.config, self.method, self.lengths = cell, config, method, lengths
         self.solution: Solution | None = None
 

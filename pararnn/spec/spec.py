@@ -241,7 +241,12 @@ class Spec:
             )
         self._axes[symbol] = self.axes
         self.slots += (
-            Slot(symbol, following, _text("latex", latex) or _with_subscript(*_subscript(name)), bounds),
+            Slot(
+                symbol,
+                following,
+                _text("latex", latex) or _with_subscript(*_subscript(name)),
+                bounds,
+            ),
         )
         return symbol
 

@@ -359,7 +359,9 @@ def test_hooks_act_once_a_call(name):
     rnn = ParaRNN(cell)
     want, last = rnn(2 * x, **more)
     seen = []
-    cell.register_forward_pre_hook(lambda module, args: (seen.append("before"), (2 * args[0], *args[1:]))[1])
+    cell.register_forward_pre_hook(
+        lambda module, args: (seen.append("before"), (2 * args[0], *args[1:]))[1]
+    )
     cell.register_forward_hook(
         lambda module, args, out: (seen.append("after"), (3 * out[0], out[1]))[1]
     )
@@ -495,7 +497,9 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["ParaGRU[head]", "ParaLSTM", "MinGRU[plain]", "DeltaMinGRU[nh=1]"])
+@pytest.mark.parametrize(
+    "name", ["ParaGRU[head]", "ParaLSTM", "MinGRU[plain]", "DeltaMinGRU[nh=1]"]
+)
 def test_sharded_cells(alone, name):
     """FSDP2 a cell: gathered in a call, gone after it."""
     from torch.distributed.device_mesh import init_device_mesh
