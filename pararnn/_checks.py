@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
 FOREVER = 1e10
 """What an infinite time gap counts as, so that nothing becomes NaN."""
 

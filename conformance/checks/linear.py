@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 import warnings
 
 import mpmath
@@ -102,22 +103,33 @@ def positivity(ctx: Context) -> None:
         for bad in (-1e-30, float("nan")):
             h = torch.ones(2, 1, cell.d_h, dtype=x.dtype)
             h[1, 0, 2] = bad
-            refused(ctx, f"h_0 with an entry {bad}", lambda h=h: cell(x, h, more.get("dt")))
-            layer, given = ctx.api.layer(cell), torch.cat([x, *more_columns(more)], -1)
-            for label, options in WAYS:
-                call = lambda h=h, o=options: ctx.api.solve(cell, given, h0=h[:, 0], **o)  # noqa: E731
-                refused(ctx, f"h0 with an entry {bad}, {label}", call)
-            refused(ctx, f"a layer from {bad}", lambda h=h: layer(x, h[None, :, 0], **more))
-            now = {key: value[:, 0] for key, value in more.items()}
-            for what, call in {
-                "step": lambda h=h: cell.step(h[:, 0], x[:, 0], **now),
-                "stream": lambda h=h: cell.stream(x[:, 0], h, *now.values()),
-                "step of a layer": lambda h=h: layer.step(x[:, 0], h[None, :, 0], **now),
-            }.items():
-                if bad < 0:
-                    refused(ctx, f"{what} from {bad}", call)
-                else:  # as after a step that met a NaN
-                    call()
+            bad_starts(ctx, cell, x, more, h)
+
+
+def bad_starts(
+    ctx: Context, cell: nn.Module, x: Tensor, more: dict[str, Tensor], h: Tensor
+) -> None:
+    """A start that no sequence has, in every way to run one; and as the state of a single step."""
+    layer, given = ctx.api.layer(cell), torch.cat([x, *more_columns(more)], -1)
+    now = {key: value[:, 0] for key, value in more.items()}
+    sequences: dict[str, Callable[[], object]] = {
+        "a call": lambda: cell(x, h, more.get("dt")),
+        "a layer": lambda: layer(x, h[None, :, 0], **more),
+    }
+    for label, options in WAYS:
+        sequences[label] = lambda o=options: ctx.api.solve(cell, given, h0=h[:, 0], **o)
+    steps: dict[str, Callable[[], object]] = {
+        "step": lambda: cell.step(h[:, 0], x[:, 0], **now),
+        "stream": lambda: cell.stream(x[:, 0], h, *now.values()),
+        "step of a layer": lambda: layer.step(x[:, 0], h[None, :, 0], **now),
+    }
+    for what, call in sequences.items():
+        refused(ctx, f"{what}, a start with an entry that is negative or NaN", call)
+    for what, call in steps.items():
+        if bool((h < 0).any()):
+            refused(ctx, f"{what}, a state with a negative entry", call)
+        else:  # as after a step that met a NaN
+            call()
 
 
 def more_columns(more: dict[str, Tensor]) -> list[Tensor]:

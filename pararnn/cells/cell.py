@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from .. import _checks as checks
 from ..kernels import channelwise
 from ..solvers.dynamics import SpecDynamics, pack
-from ..solvers.operators import register
 from ..solvers.module_dynamics import computed_weights
+from ..solvers.operators import register
 from ..solvers.task import output_of
 from ..spec import Spec
 from .entry import takes_run

@@ -337,7 +337,7 @@ class ParaRNN(nn.Module):
 class Slots(Tensor):
     """States of cells with several slots. Every operation gives a plain tensor."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __iter__(self) -> Any:
         raise TypeError(

@@ -175,7 +175,7 @@ def test_widths_and_dtypes_of_a_wrapped_projection():
     cell = ParaGRU(3, 4)
     assert (cell.device, cell.dtype) == (torch.device("cpu"), torch.float32)
     frozen_lora(cell)
-    with pytest.raises(TypeError, match="x: got dtype torch.float64, expected torch.float32"):
+    with pytest.raises(TypeError, match=r"x: got dtype torch\.float64, expected torch\.float32"):
         cell.drives(torch.randn(2, 3, dtype=torch.float64))
     bare = torch.ao.quantization.quantize_dynamic(MinGRU(3, 4))
     assert not list(bare.parameters())

@@ -482,7 +482,7 @@ def test_states_of_several_slots_are_not_unpacked(depth):
     for found in (rnn(torch.randn(2, 5, 3)), rnn(torch.randn(5, 3)), rnn.step(torch.randn(2, 3))):
         _, h_n = found
         with pytest.raises(TypeError, match=r"expected 'out, h_n = rnn\(x\)'"):
-            h, c = h_n
+            _h, _c = h_n
         assert type(h_n[0]) is type(h_n + 1) is type(h_n.detach()) is torch.Tensor
         assert h_n.shape[0] == depth
         again = copy.deepcopy(h_n.detach()), pickle.loads(pickle.dumps(h_n.detach()))
@@ -534,7 +534,7 @@ def test_lengths_are_those_of_a_packed_sequence(make, batch_first):
     ],
 )
 def test_wrong_lengths(lengths, kind):
-    with pytest.raises(kind, match="lengths: got .* expected"):
+    with pytest.raises(kind, match=r"lengths: got .* expected"):
         ParaRNN(ParaGRU(3, 4))(torch.randn(2, 5, 3), lengths=lengths)
 
 

@@ -299,11 +299,13 @@ def test_text_is_no_expression(tmp_path):
         "sum": lambda s, h, w: s.let("z", h + text),
         "list": lambda s, h, w: s.let("z", [text]),
     }
-    functions = "cos exp expm1 log log1p positive sigmoid sin softplus tanh".split()
-    for name in functions:
-        places[name] = lambda s, h, w, f=getattr(pararnn.spec, name): s.let("z", f(text))
-    for name in ("maximum", "snap"):
-        places[name] = lambda s, h, w, f=getattr(pararnn.spec, name): s.let("z", f(h, text))
+    language = pararnn.spec
+    for f in (language.cos, language.exp, language.expm1, language.log, language.log1p,
+              language.positive, language.sigmoid, language.sin, language.softplus,
+              language.tanh):  # fmt: skip
+        places[f.__name__] = lambda s, h, w, f=f: s.let("z", f(text))
+    for f in (language.maximum, language.snap):
+        places[f.__name__] = lambda s, h, w, f=f: s.let("z", f(h, text))
     for place, write in places.items():
         with pytest.raises((SpecError, TypeError)), Spec("S") as s:
             h = s.state("h")
