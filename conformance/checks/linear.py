@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 import warnings
+from collections.abc import Callable
 
 import mpmath
 import torch
