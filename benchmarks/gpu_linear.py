@@ -352,7 +352,7 @@ def looped(cell: Any, data: Sequence, dtype: torch.dtype) -> dict[str, Tensor]:
     for t in range(x.shape[1]):
         dt = None if data.gaps is None else data.gaps[:, t].to(cell.state_dtype)
         h = cell.step(h, x[:, t], dt=dt)
-        outputs.append(cell._read(h, x[:, t]))
+        outputs.append(cell.output(h, x[:, t]).to(cell.output_dtype))
     y, state = torch.stack(outputs, 1), cell.flat(h)
     return gathered(y, state, leaves, names, data)
 

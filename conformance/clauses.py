@@ -243,7 +243,8 @@ CLAUSES: tuple[Clause, ...] = (
         "streaming",
         "Pieces give the whole",
         "Solving a sequence in pieces, each from the `final_state` of the one before, gives what one "
-        "solve gives. `ParaRNN.step` in a loop gives what `forward` gives.",
+        "solve gives. `ParaRNN.step` in a loop gives what `forward` gives, in evaluation also with "
+        "dropout between layers.",
         "as C6",
         "As for C6: two trajectories of the same recurrence.",
         "Pieces of odd lengths, one of a single step.",
@@ -269,10 +270,15 @@ CLAUSES: tuple[Clause, ...] = (
         "variable-length",
         "Padding does nothing",
         "A row that is padded at its end gives, up to its length, what it gives alone, whatever the "
-        "padding; a loss on valid steps has a gradient of exactly zero in the padding.",
-        "as C6; gradients of padding: exactly 0",
+        "padding; a loss on valid steps has a gradient of exactly zero in the padding. A layer that is "
+        "told the `lengths`, or given a `PackedSequence`, does not look at padding: it may hold NaN, "
+        "and outputs and gradients are zero there. Without lengths a NaN in the padding is one in the "
+        "input (C27): it reaches no earlier state, but gradients, as in the loop. `h_n` has every "
+        "row's final state as the solver carries it, not rounded.",
+        "as C6; gradients of padding, and what the padding holds: exact (bitwise)",
         "Follows from C15 and C16, but at other shapes, so with the tolerance of C6.",
-        "Lengths 1, 5, 13 and 24 in one batch, padding a hundred times as large as the inputs.",
+        "Lengths 1, 5, 13 and 24 in one batch, padding a hundred times as large as the inputs; with "
+        "lengths also NaN and infinities; `h_n` in bfloat16 beside a float32 cell on the same drives.",
     ),
     Clause(
         20,
@@ -333,7 +339,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Recurrent weights are used clipped to `max_recurrent_norm` (entries of a diagonal map) or "
         "rescaled to that spectral norm (head matrices). The default is 0.5 for diagonal maps and "
         "none for heads. The gradient of a clipped entry passes straight through, also outside the "
-        "bound, so that no entry gets stuck there.",
+        "bound, so that no entry gets stuck there. A bound that is neither None nor a positive number "
+        "(True, a string, NaN) is an error.",
         "exact for clipping; 1e-14 for the spectral norm",
         "Clipping has no rounding. The norm comes from an SVD, accurate to a few roundoffs.",
         "Weights six times the usual size, bound 0.7.",
@@ -366,13 +373,15 @@ CLAUSES: tuple[Clause, ...] = (
         "The step of a cell with time gaps is continuous at \\(\\Delta t = 0\\), with the value there "
         "that its card states, and it keeps the digits of the change that a short gap makes. "
         "Derivatives with respect to gaps are right, at 0 too. Sequences whose gaps range from 0 "
-        "to 1e4 give what the plain loop gives, with finite gradients.",
+        "to 1e4 give what the plain loop gives, with finite gradients. An infinite gap counts as 1e10; "
+        "one that is NaN or negative is an error on the CPU (C33 has a rule for calls of mixers).",
         "value at 0: 1e-15; change over a gap of 1e-6, from the zero state: 1e-12 relative "
         "(float64), 1e-5 (float32); derivative at 0: 1e-13 relative; sequences as C6",
         "The change is a product of a few factors, each right to a few roundoffs; a cell that "
         "computes \\(1 - e^{-x}\\) by a subtraction loses ten digits of it.",
         "One step at gaps 0, 1e-12, 1e-6 and 1e4 against 50 digits; sequences with gaps 0, 1e-6, 1 "
-        "and 1e4 in random order. A cell without time gaps: reported as skipped.",
+        "and 1e4 in random order, and with infinite ones. A cell without time gaps: reported as "
+        "skipped.",
     ),
     Clause(
         29,
@@ -406,7 +415,8 @@ CLAUSES: tuple[Clause, ...] = (
         "States of a cell that bounds them below by 0 are never negative, in any dtype and for "
         "inputs of any size, and above 0 for ordinary ones. The derivative of a learned start at its "
         "first value is 1. A given start with a negative entry or a NaN is an error (on a GPU, an "
-        "assertion of the device).",
+        "assertion of the device), in every way to run a sequence. So is a negative entry in a state "
+        "that is given to a single step, on the CPU; a NaN there may come from a step before.",
         "exact",
         "Sums and products of numbers that are not negative round to numbers that are not negative.",
         "Sequences from the default start and from zero, every way to solve, inputs of size 1 and "
@@ -416,10 +426,12 @@ CLAUSES: tuple[Clause, ...] = (
         32,
         "snap",
         "Angles lie on their grid",
-        "A snapped angle is the nearest multiple of \\(2\\pi/m\\): \\(m\\) turns are none. The "
+        "A snapped angle is the nearest multiple of \\(2\\pi/m\\), less whole turns: \\(m\\) turns are "
+        "none, and large angles lose no digits. The "
         "derivative of a step by the angle is that of the recurrence without the grid, taken at the "
         "angle on it.",
-        "1e-13 after at most 6 turns; derivative 1e-12 relative",
+        "1e-13 after at most 6 turns; angles of size 1e3 to 1e9 in float32: 4 roundoffs; derivative "
+        "1e-12 relative",
         "An angle is a rounded multiple of a rounded number; cosine and sine of it are right to a "
         "rounding or two.",
         "Angles from −12 to 12, every order of the cell's grid. Cells without a grid: reported as "
@@ -630,6 +642,23 @@ CLAUSES: tuple[Clause, ...] = (
         "A node is there or not.",
         "A marked node before the solve must die with it, the collector being off, and tensors are "
         "counted; all methods, chunk lengths that divide T and that do not.",
+    ),
+    Clause(
+        48,
+        "modules",
+        "A cell is a module, and is called",
+        "A layer calls its cell once a sequence and once a step, so that hooks of the cell act then, "
+        "and what they return counts; shards of a cell are gathered then. Nothing reads past the "
+        "input projection, whatever takes its place or wraps it (an adapter, a hook, pruned, "
+        "normalised or quantized weights). Recurrent weights that a parametrization or a hook of "
+        "`torch.nn.utils` computes are those of the parameters as they are now, in every way to run a "
+        "cell. Layers after the first are rebuilt as the first is, or it is an error that says what "
+        "they would lack.",
+        "1e-13 relative for the layer, the loop and the step; hooks and pruned weights: exact "
+        "(bitwise); gradients of pruned weights: 1e-13",
+        "The same drives, so the same numbers in another order.",
+        "Hooks on the cell and on its projection; a pruned recurrent weight that changes between "
+        "calls. Wrappers, shards and rebuilt layers: `tests/cells/test_wrappers.py`.",
     ),
 )
 

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch import Tensor, nn
 
 import pararnn
+import pararnn.cells.cell
 import pararnn.drm.block
 import pararnn.drm.dynamics
 import pararnn.drm.generation
@@ -26,11 +28,14 @@ import pararnn.drm.memory
 import pararnn.drm.model
 import pararnn.drm.sweeps
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
+from pararnn import _checks as checks
 from pararnn._operators import Operator
+from pararnn.layers import para_rnn
 from pararnn.scan import affine, chunks
 from pararnn.scan import delta as scan_delta
 from pararnn.solvers import enclosure, engine, implicit, walkers
 from pararnn.solvers import scale as solver_scale
+from pararnn.solvers.api import solve_layer
 from pararnn.solvers.config import Kept
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
@@ -252,7 +257,9 @@ def transposed_head(self, a: Tensor, h: Tensor) -> Tensor:
 
 def slstm(
     top: Callable[..., Tensor] = torch.maximum,
-    old: Callable[..., Tensor] = lambda log_f, m, n: log_f + m - 10_000 * torch.relu(1 - 2 * n),
+    old: Callable[..., Tensor] = lambda log_f, m, n, log_i: torch.where(
+        n > 0, log_f + m, log_i - 200
+    ),
     log_forget: Callable[[Tensor], Tensor] = nn.functional.logsigmoid,
     out: Callable[..., Tensor] = lambda o, c, n: o * c / n,
     normalizer: Callable[..., Tensor] = lambda f, n, i: f * n + i,
@@ -262,7 +269,7 @@ def slstm(
     def recurrence(self, c, n, m, h, u_i, u_f, u_z, u_o, R_i, R_f, R_z, R_o):
         log_i, log_f = u_i + R_i * h, log_forget(u_f + R_f * h)
         z, o = torch.tanh(u_z + R_z * h), torch.sigmoid(u_o + R_o * h)
-        left = old(log_f, m, n)
+        left = old(log_f, m, n, log_i)
         m = top(left, log_i)
         f, i = torch.exp(left - m), torch.exp(log_i - m)
         c, n = f * c + i * z, normalizer(f, n, i)
@@ -361,8 +368,8 @@ class SwappedTwice(pararnn.ParaGRU):
 
 def wrong_derivative() -> AbstractContextManager:
     """``tanh' = 1 − tanh`` in the table from which Jacobians are derived."""
-    row = dataclasses.replace(primitives.PRIMITIVES[tanh], derivative=lambda x, y: 1 - y)
-    return mock.patch.dict(primitives.PRIMITIVES, {tanh: row})
+    row = dataclasses.replace(primitives.PRIMITIVES[sympy.tanh], derivative=lambda x, y: 1 - y)
+    return mock.patch.dict(primitives.PRIMITIVES, {sympy.tanh: row})
 
 
 def elman() -> nn.Module:
@@ -373,6 +380,22 @@ def elman() -> nn.Module:
         w = s.map("w", structure="diagonal")
         s.next(h, tanh(w(h) + u))
     return pararnn.Cell(3, 4, spec=s)
+
+
+def past_the_projection(self, states, x=None, *, drives=None):
+    if drives is None:
+        drives = nn.functional.linear(x, self.in_proj.weight, self.in_proj.bias)
+    return type(self).__mro__[1].output(self, states, drives=drives)
+
+
+def multiplied_padding(self, x, h0, resets, dt, lengths):
+    valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    output, h_n = self._run(x * valid[..., None], h0, resets, dt, lengths)
+    return output * valid[..., None], h_n
+
+
+def rounded_layer(*given, unrounded=False, **named):
+    return solve_layer(*given, **named)
 
 
 # -- solvers ---------------------------------------------------------------------------------------
@@ -851,9 +874,9 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("dropped scale", "a h + i n", NLRU, ("equation", "agreement"),
                  nlru(lambda h, a, i, n: a.exp() * h + i * n))  # fmt: skip
     yield Mutant("full start", "the stabilizer of the empty state counts as 0", SLSTM,
-                 ("equation",), slstm(old=lambda log_f, m, n: log_f + m))  # fmt: skip
+                 ("equation",), slstm(old=lambda log_f, m, n, log_i: log_f + m))  # fmt: skip
     yield Mutant("forgotten stabilizer", "m not carried over", SLSTM, ("equation", "jacobian"),
-                 slstm(old=lambda log_f, m, n: log_f - 10_000 * torch.relu(1 - 2 * n)))  # fmt: skip
+                 slstm(old=lambda log_f, m, n, log_i: torch.where(n > 0, log_f, log_i - 200)))  # fmt: skip
     yield Mutant("minimum", "for the maximum", SLSTM, ("equation", "agreement"),
                  slstm(top=torch.minimum))  # fmt: skip
     yield Mutant("stabilizer without gradient", "m detached", SLSTM, ("jacobian", "gradients"),
@@ -1050,5 +1073,25 @@ def mutants() -> Iterator[Mutant]:
                  ("scale", "batch-independence"), patch=all_rows_together)  # fmt: skip
     yield Mutant("success of NaN", "converged whatever the states are", DIAG, ("finite",),
                  patch=replaced(Solution, "finite", True))  # fmt: skip
+    yield Mutant("past the projection", "queries from its weight", DELTA, ("modules",),
+                 {"output": past_the_projection})  # fmt: skip
+    yield Mutant("bypassed cell", "a layer does not call it", DIAG, ("modules",),
+                 patch=replaced(para_rnn, "entered",
+                                lambda module, run, *given, **named: run(*given, **named)))  # fmt: skip
+    yield Mutant("stale weights", "a pruned weight as it was at the last call", DIAG, ("modules",),
+                 patch=replaced(pararnn.cells.cell, "computed_weights", lambda module: None))  # fmt: skip
+    yield Mutant("multiplied padding", "by 0, which leaves NaN", DIAG, ("variable-length",),
+                 patch=replaced(para_rnn.ParaRNN, "_padded", multiplied_padding))  # fmt: skip
+    yield Mutant("rounded final states", "of padded rows in half precision", DIAG,
+                 ("variable-length",),
+                 patch=replaced(para_rnn, "solve_layer", rounded_layer))  # fmt: skip
+    yield Mutant("unchecked steps", "from any state", LOG, ("positivity",),
+                 {"check_state": lambda self, name, h: None})  # fmt: skip
+    yield Mutant("endless gaps", "infinity is one", TIMED, ("time-gap",),
+                 patch=replaced(checks, "FOREVER", float("inf")))  # fmt: skip
+    yield Mutant("any bound", "True is 1", DIAG, ("constraint",),
+                 patch=replaced(checks, "bound", lambda name, value: value))  # fmt: skip
+    yield Mutant("whole turns", "are not taken off an angle", ROTATION, ("snap",),
+                 rotation(lambda theta, m: on_grid(theta, m) + (theta - theta.detach())))  # fmt: skip
     yield Mutant("NaN hidden", "replaced by zero", DIAG, ("nan-containment",),
                  api=altered(torch.nan_to_num))  # fmt: skip

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+FOREVER = 1e10
+"""What an infinite time gap counts as, so that nothing becomes NaN."""
+
 
 def positive(name: str, value: object) -> int:
     """``value`` as a positive int, or a ``TypeError``/``ValueError`` that names it."""
@@ -46,6 +49,35 @@ def batch(sizes: Iterable[Any]) -> None:
             )
         if size < 0:
             raise ValueError(f"batch: got {size}, expected a number of samples, 0 or more.")
+
+
+def bound(name: str, value: object) -> float | None:
+    """``value`` as a positive number, or None for no bound, or an error that names it."""
+    if value is None:
+        return None
+    wanted = "a positive number or None (no bound)"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), expected {wanted}.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: got {value!r}, expected {wanted}.")
+    return float(value)
+
+
+def probability(name: str, value: object) -> float:
+    """``value`` as a number in [0, 1), or an error that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: got {value!r}, expected a probability in [0, 1).")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name}: got {value}, expected a probability in [0, 1).")
+    return value
+
+
+def one_of(name: str, value: object, known: Iterable[Any]) -> Any:
+    """``value``, which is one of those that are ``known``, or an error that lists them."""
+    known = tuple(known)
+    if not any(value is k or (type(value) is type(k) and value == k) for k in known):
+        raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(repr, known))}.")
+    return value
 
 
 def flag(name: str, value: object) -> bool:
@@ -126,7 +158,8 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
     """Time gaps of shape ``lead``: there if the cell's Spec has a time gap, and only then.
 
     That none is negative or NaN is checked on the CPU only: elsewhere it would mean waiting for the
-    device, and a NaN stays in its row, as one in the input does.
+    device, and a NaN stays in its row, as one in the input does. An infinite gap counts as
+    :data:`FOREVER`, everywhere.
     """
     name = type(cell).__name__
     if cell.spec.gap is None:
@@ -144,22 +177,17 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
             f"dt: got shape {tuple(gaps.shape)}, expected {lead}, one time gap a step; nothing is "
             "broadcast, use dt.expand(...) if all are alike."
         )
-    weight = cell.in_proj.weight
-    same_device("dt", gaps, weight.device)
-    if gaps.dtype not in (weight.dtype, state_dtype(weight.dtype)):
-        wanted = " or ".join(dict.fromkeys(map(str, (weight.dtype, state_dtype(weight.dtype)))))
+    same_device("dt", gaps, cell.device)
+    if gaps.dtype not in (cell.dtype, cell.state_dtype):
+        wanted = " or ".join(dict.fromkeys(map(str, (cell.dtype, cell.state_dtype))))
         raise TypeError(f"dt: got dtype {gaps.dtype}, expected {wanted}; convert it with .to(...).")
     if readable(gaps) and not bool((gaps >= 0).all()):
-        if bool(gaps.isnan().any()):
-            raise ValueError(
-                "dt: got a time gap that is NaN, expected numbers from 0 on; drop the steps whose "
-                "time is missing, or fill it in."
-            )
+        worst = gaps[~(gaps >= 0)].flatten()[0]
         raise ValueError(
-            f"dt: got a time gap of {float(gaps[gaps < 0].min()):.3g}, expected none below 0; sort "
-            "the sequence by time."
+            f"dt: got a time gap of {float(worst):.3g}, expected none that is NaN or below 0; sort the "
+            "sequence by time."
         )
-    return gaps
+    return gaps.to(cell.state_dtype).clamp_max(FOREVER)
 
 
 def readable(value: Tensor) -> bool:

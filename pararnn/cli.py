@@ -289,14 +289,15 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _imported(text: str) -> object:
-    """The object that ``module:name`` names; the current folder is searched too."""
+    """The object that ``module:name`` names; the current folder is searched too, after everything
+    that is installed, so that no file in it takes the place of a module."""
     import importlib
 
     module_name, _, name = text.partition(":")
     if not (name and all(part.isidentifier() for part in module_name.split("."))):
         raise Problem(f"got {text!r}, expected module:name, e.g. my_cells:MyCell.")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module_name)
     except ImportError as error:

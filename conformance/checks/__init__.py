@@ -21,6 +21,7 @@ MODULES = (
     "readout",
     "robustness",
     "memory",
+    "modules",
     "drm",
     "drm_geometry",
     "drm_sequences",

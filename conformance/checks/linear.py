@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import mpmath
 import torch
 from torch import Tensor, nn
 
@@ -103,7 +105,37 @@ def positivity(ctx: Context) -> None:
         for bad in (-1e-30, float("nan")):
             h = torch.ones(2, 1, cell.d_h, dtype=x.dtype)
             h[1, 0, 2] = bad
-            refused(ctx, f"h_0 with an entry {bad}", lambda h=h: cell(x, h, more.get("dt")))
+            bad_starts(ctx, cell, x, more, h)
+
+
+def bad_starts(
+    ctx: Context, cell: nn.Module, x: Tensor, more: dict[str, Tensor], h: Tensor
+) -> None:
+    """A start that no sequence has, in every way to run one; and as the state of a single step."""
+    layer, given = ctx.api.layer(cell), torch.cat([x, *more_columns(more)], -1)
+    now = {key: value[:, 0] for key, value in more.items()}
+    sequences: dict[str, Callable[[], object]] = {
+        "a call": lambda: cell(x, h, more.get("dt")),
+        "a layer": lambda: layer(x, h[None, :, 0], **more),
+    }
+    for label, options in WAYS:
+        sequences[label] = lambda o=options: ctx.api.solve(cell, given, h0=h[:, 0], **o)
+    steps: dict[str, Callable[[], object]] = {
+        "step": lambda: cell.step(h[:, 0], x[:, 0], **now),
+        "stream": lambda: cell.stream(x[:, 0], h, *now.values()),
+        "step of a layer": lambda: layer.step(x[:, 0], h[None, :, 0], **now),
+    }
+    for what, call in sequences.items():
+        refused(ctx, f"{what}, a start with an entry that is negative or NaN", call)
+    for what, call in steps.items():
+        if bool((h < 0).any()):
+            refused(ctx, f"{what}, a state with a negative entry", call)
+        else:  # as after a step that met a NaN
+            call()
+
+
+def more_columns(more: dict[str, Tensor]) -> list[Tensor]:
+    return [value[..., None] for value in more.values()]
 
 
 def refused(ctx: Context, what: str, call) -> None:
@@ -152,6 +184,32 @@ def snap(ctx: Context) -> None:
         off = torch.remainder(angle - theta + math.pi, 2 * math.pi) - math.pi
         ctx.within("distance to the grid / half a step", (off.abs() * m / math.pi).max(), 1 + 1e-12)
         straight(ctx, cell, theta)
+    large_angles(ctx, converted(ctx.cell(), torch.float32))
+
+
+def large_angles(ctx: Context, cell: nn.Module) -> None:
+    """Turns by float32 angles of size 1e3 to 1e9: those of the nearest multiple, by 40 digits."""
+    batch, n = 32, cell.channels
+    for size in (1e3, 1e6, 1e9):
+        theta = (size * ctx.normal(batch, n)).float().to(ctx.device)
+        u = placed(cell, u_theta=theta, u_d=torch.full_like(theta, 40.0)).float()
+        h = torch.zeros(batch, 2, n, device=ctx.device)
+        h[:, 0] = 1
+        got = cell.step(h, drives=u)
+        by_spec = ctx.api.solve(cell, drives=u[:, None], h0=h).states[:, 0]
+        with mpmath.workdps(40):
+            want = torch.tensor([[turn(v, m) for v, m in zip(row, cell.m.tolist(), strict=True)]
+                                 for row in theta.tolist()], dtype=torch.float64)  # fmt: skip
+        want = want.movedim(-1, 1).to(ctx.device)
+        for what, found in (("step", got), ("solve", by_spec)):
+            gap = (found.double() - want).abs().max()
+            ctx.within(f"angles of size {size:g}, {what}", gap, 4 * 2.0**-23)
+
+
+def turn(angle: float, m: float) -> tuple[float, float]:
+    step = 2 * mpmath.pi / int(m)
+    near = mpmath.nint(mpmath.mpf(angle) / step) * step
+    return float(mpmath.cos(near)), float(mpmath.sin(near))
 
 
 def straight(ctx: Context, cell: nn.Module, theta: Tensor) -> None:

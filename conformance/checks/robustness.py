@@ -191,7 +191,7 @@ def nan_containment(ctx: Context) -> None:
             cell = converted(ctx.cell(), dtype)
             x, h0 = ctx.inputs(cell, 4, 21), ctx.state(cell, 4)
             bad = x.clone()
-            bad[1, 9] = poison
+            bad[1, 9, : cell.d_in] = poison  # not a time gap, whose rules are those of clause 28
             for label, options in WAYS if poison != poison else WAYS[:3]:
                 clean = ctx.api.solve(cell, x, h0=h0, **options).states
                 given = bad.clone().requires_grad_()

@@ -54,6 +54,7 @@ NUMBERS = {
     "finite": 45,
     "scan-range": 46,
     "memory": 47,
+    "modules": 48,
 }
 
 

@@ -47,7 +47,7 @@ class LearnedStart(Mixer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.h0 = nn.Parameter(self.in_proj.weight.new_empty(self.state_shape))
+        self.h0 = nn.Parameter(self._like.new_empty(self.state_shape))
         self.reset_start()
 
     def reset_start(self) -> None:
@@ -125,8 +125,11 @@ class RotationMinGRU(LearnedStart):
     def recurrence(self, x: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
         (u_zx, u_zy, v_x, v_y, angle, u_d, *grid), gamma = self.apart(given)
         if grid:
-            near = torch.round(angle.detach() * (grid[0] * (0.5 / math.pi)))
-            near = near * (2 * math.pi / grid[0])
+            # Whole turns are taken off while counting, which is exact in float64.
+            order = grid[0].double()
+            count = torch.round(angle.detach().double() / (2 * math.pi / order))
+            count = count - order * torch.round(count / order)
+            near = (count * (2 * math.pi / order)).to(angle.dtype)
             angle = near + (angle - angle.detach())  # exactly on the grid, with derivative 1
         turn = torch.polar(torch.ones_like(angle), angle)
         moved = gamma * turn * torch.complex(x, torch.tanh(u_d) * y)

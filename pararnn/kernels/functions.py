@@ -188,14 +188,18 @@ def nearest(x):
 
 
 @triton.jit
-def snap(x, m):
-    return nearest(x * (m * 0.15915494309189535)) * (6.283185307179586 / m)
-
-
-@triton.jit
 def double(x, value: tl.constexpr):
     """A constant as float64, which a call would make float32."""
     return tl.full(x.shape, value, tl.float64)
+
+
+@triton.jit
+def snap(x, m):
+    """Counts in float64, and takes whole turns off the count, which is exact."""
+    wide, order = x.to(tl.float64), m.to(tl.float64)
+    count = nearest(wide * (order * double(wide, 0.15915494309189535)))
+    count -= order * nearest(count / order)
+    return (count * (double(wide, 6.283185307179586) / order)).to(x.dtype)
 
 
 @triton.jit

@@ -82,13 +82,18 @@ def solve_layer(
     h0: Tensor | None = None,
     resets: Tensor | None = None,
     dt: Tensor | None = None,
+    unrounded: bool = False,
 ) -> Solution:
     """As :func:`solve`, for a layer, which passes on the output and the final state.
 
     A cell with a method ``through`` gives these without the states in between, if nothing else is
-    asked for. States are then solved for when they are read.
+    asked for. States are then solved for when they are read. ``unrounded`` leaves the states in the
+    dtype in which they are carried.
     """
-    return _solve(prepare(cell, x, h0, resets, None, dt), config, method, layer=True)
+    task = prepare(cell, x, h0, resets, None, dt)
+    if unrounded and has_spec(cell):
+        task = dataclasses.replace(task, u=task.u.to(task.dtype))
+    return _solve(task, config, method, layer=True)
 
 
 def _solve(task: Task, config: NewtonConfig | None, method: str, layer: bool = False) -> Solution:

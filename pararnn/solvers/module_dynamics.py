@@ -9,6 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ..scan import Algebra, Flat
 from .dynamics import Coefficients
@@ -137,6 +140,16 @@ class ModuleDynamics:
         return u_bar.copy_(first), tuple(rest)
 
 
+def computed_weights(module: nn.Module) -> None:
+    """Compute again what hooks of ``torch.nn.utils`` compute before a call: pruned weights, and those
+    of ``weight_norm`` and ``spectral_norm``, from the parameters as they are now."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod | WeightNorm):
+            hook(module, ())
+        elif isinstance(hook, SpectralNorm):  # a call of the module makes a power iteration
+            setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
+
+
 class _StepOf(nn.Module):
     """Makes ``module.step`` reachable for ``functional_call``."""
 
@@ -145,4 +158,5 @@ class _StepOf(nn.Module):
         self.module = module
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        computed_weights(self.module)
         return cast(Any, self.module).step(h, x)

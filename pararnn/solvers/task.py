@@ -150,9 +150,9 @@ def prepare(
             f"add a batch dimension with {name}.unsqueeze(0)."
         )
     if has_spec(cell):
-        weight, width = cell.in_proj.weight, cell.in_proj.out_features
+        width, device, param_dtype = cell.drive_width, cell.device, cell.dtype
         u = cell.drives(x) if x is not None else checks.trailing("drives", source, (width,))
-        params, device, param_dtype = cell.recurrent_params(), weight.device, weight.dtype
+        params = cell.recurrent_params()
         if u.dtype != param_dtype and checks.autocast_dtype(device) is None:
             raise TypeError(
                 f"drives: got dtype {u.dtype}, expected {param_dtype} as the cell's parameters; "
@@ -186,6 +186,8 @@ def prepare(
                 f"h0: got dtype {h0.dtype}, expected {wanted}; convert it with .to(...)."
             )
         h0 = h0.to(dtype)
+        if has_spec(cell):
+            cell.check_start("h0", h0)
     elif has_spec(cell) and not cell.starts_at_zero:
         h0 = cell.init_state(batch)
     if resets is not None:

@@ -55,8 +55,14 @@ def _positive_slope(x: Tensor, y: Tensor) -> Tensor:
 
 
 def snap(x: Tensor, m: Tensor | float) -> Tensor:
-    """The multiple of ``2π/m`` nearest to ``x``, exactly; its derivative is 1."""
-    near = torch.round(x.detach() * (m * (0.5 / math.pi))) * (2 * math.pi / m)
+    """The multiple of ``2π/m`` nearest to ``x``, less whole turns, exactly; its derivative is 1.
+
+    It counts in float64: a float32 angle of 1e3 is off by 3e-5 from its own multiple.
+    """
+    order = m.double() if isinstance(m, Tensor) else m
+    count = torch.round(x.detach().double() * (order * (0.5 / math.pi)))
+    count = count - order * torch.round(count / order)
+    near = (count * (2 * math.pi / order)).to(x.dtype)
     return near + (x - x.detach()) if _watched(x) else near
 
 

@@ -110,7 +110,8 @@ def _np_positive_slope(x: Array, y: Array) -> Array:
 
 
 def _np_snap(x: Array, m: Array) -> Array:
-    return np.rint(x * (m * (0.5 / np.pi))) * (2 * np.pi / m)
+    count = np.rint(x * (m * (0.5 / np.pi)))
+    return (count - m * np.rint(count / m)) * (2 * np.pi / m)
 
 
 def _mp_positive(x: Any) -> Any:
@@ -122,7 +123,8 @@ def _mp_positive_slope(x: Any, y: Any) -> Any:
 
 
 def _mp_snap(x: Any, m: Any) -> Any:
-    return mpmath.nint(x * m / (2 * mpmath.pi)) * (2 * mpmath.pi / m)
+    count = mpmath.nint(x * m / (2 * mpmath.pi))
+    return (count - m * mpmath.nint(count / m)) * (2 * mpmath.pi / m)
 
 
 _FLOAT: dict[str, Callable[..., Any]] = {

@@ -18,7 +18,30 @@ import sympy
 from .interval import Interval, above, below
 
 
-class sigmoid(sympy.Function):
+def expression(value: object) -> sympy.Expr:
+    """A symbol, an expression or a number as SymPy's. A string is none: SymPy would run it.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    """
+    if isinstance(value, str) or not isinstance(value, sympy.Expr | int | float | np.number):
+        raise TypeError(
+            f"got {value!r} ({type(value).__name__}), expected an expression of symbols and numbers; "
+            "text is not read as one."
+        )
+    return sympy.sympify(value, strict=True)
+
+
+class Strict(sympy.Function):
+    """A function of expressions only."""
+
+    def __new__(cls, *args: Any, **options: Any) -> sympy.Expr:
+        return super().__new__(cls, *map(expression, args), **options)
+
+
+class sigmoid(Strict):
     r"""Logistic function ``1 / (1 + exp(-x))``."""
 
     nargs = 1
@@ -30,7 +53,7 @@ class sigmoid(sympy.Function):
         return (1 / (1 + sympy.exp(-self.args[0])))._eval_evalf(prec)
 
 
-class softplus(sympy.Function):
+class softplus(Strict):
     r"""``log(1 + exp(x))``."""
 
     nargs = 1
@@ -42,7 +65,7 @@ class softplus(sympy.Function):
         return sympy.log(1 + sympy.exp(self.args[0]))._eval_evalf(prec)
 
 
-class expm1(sympy.Function):
+class expm1(Strict):
     r"""``exp(x) - 1``, with all its digits near zero."""
 
     nargs = 1
@@ -51,7 +74,7 @@ class expm1(sympy.Function):
         return self + 1
 
 
-class log1p(sympy.Function):
+class log1p(Strict):
     r"""``log(1 + x)``, with all its digits near zero."""
 
     nargs = 1
@@ -60,7 +83,7 @@ class log1p(sympy.Function):
         return 1 / (1 + self.args[0])
 
 
-class positive(sympy.Function):
+class positive(Strict):
     r"""``x + 1/2`` for ``x ≥ 0``, ``sigmoid(x)`` below: the function ``g`` of Feng et al.
     (arXiv:2410.01201). It is continuous and above 0; at 0 its derivative is that from the right, 1.
     """
@@ -71,14 +94,15 @@ class positive(sympy.Function):
         return positive_slope(self.args[0], self)
 
 
-class positive_slope(sympy.Function):
+class positive_slope(Strict):
     r"""The derivative of ``y = positive(x)``: 1 for ``x ≥ 0``, ``y(1 − y)`` below."""
 
     nargs = 2
 
 
-class snap(sympy.Function):
-    r"""The multiple of ``2π/m`` that is nearest to ``x``, halves to the even one.
+class snap(Strict):
+    r"""The multiple of ``2π/m`` that is nearest to ``x``, halves to the even one, less whole turns:
+    an angle from ``-π`` to ``π``, so that its sine and cosine keep their digits.
 
     Its derivative with respect to ``x`` is 1 by definition, where that of a function constant in
     pieces would be 0: a straight-through estimator (Bengio et al., arXiv:1308.3432).
@@ -90,7 +114,7 @@ class snap(sympy.Function):
         return sympy.Integer(int(argindex == 1))
 
 
-class heaviside(sympy.Function):
+class heaviside(Strict):
     r"""The unit step: 0 below zero, 1 above, 1/2 at zero. The derivative of ``maximum``."""
 
     nargs = 1
@@ -105,7 +129,7 @@ class heaviside(sympy.Function):
         return sympy.Integer(0)
 
 
-class maximum(sympy.Function):
+class maximum(Strict):
     r"""The larger of two numbers. At a tie each takes half of the derivative, as in PyTorch."""
 
     nargs = 2
@@ -121,11 +145,15 @@ class maximum(sympy.Function):
         return first if argindex == 1 else 1 - first
 
 
-tanh = sympy.tanh
-exp = sympy.exp
-log = sympy.log
-sin = sympy.sin
-cos = sympy.cos
+def _strict(function: type[sympy.Function]) -> Callable[[Any], sympy.Expr]:
+    def applied(x: Any) -> sympy.Expr:
+        return function(expression(x))
+
+    applied.__name__, applied.__doc__ = function.__name__, f"SymPy's ``{function.__name__}``."
+    return applied
+
+
+tanh, exp, log, sin, cos = map(_strict, (sympy.tanh, sympy.exp, sympy.log, sympy.sin, sympy.cos))
 
 
 @dataclass(frozen=True)
@@ -219,12 +247,10 @@ def _positive_slope(x: Interval, y: Interval | None = None) -> np.ndarray:
     return np.where(x.hi >= 0, 1.0, above(high * (1 - high)))
 
 
-def _around(x: Interval, m: Interval) -> Interval:
-    """Within half a step of ``2π/|m|`` of ``x``."""
-    smallest = np.where((m.lo <= 0) & (m.hi >= 0), 0.0, np.minimum(abs(m.lo), abs(m.hi)))
-    with np.errstate(divide="ignore"):
-        half = above(np.pi / smallest)
-    return Interval(below(x.lo - half), above(x.hi + half))
+def _half_turn(x: Interval, m: Interval) -> Interval:
+    """Whatever the angle is, at most half a turn, and a rounding."""
+    half = np.full(np.broadcast(x.lo, m.lo).shape, np.nextafter(np.pi, 4))
+    return Interval(-half, half)
 
 
 def _step_np(x: np.ndarray) -> np.ndarray:
@@ -263,7 +289,7 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
         ),
         Primitive(
             "tanh",
-            tanh,
+            sympy.tanh,
             r"\tanh",
             lambda x, y: 1 - y**2,
             _increasing(np.tanh, -1.0, 1.0),
@@ -281,7 +307,7 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
         ),
         Primitive(
             "exp",
-            exp,
+            sympy.exp,
             r"\exp",
             lambda x, y: y,
             _increasing(np.exp, 0.0),
@@ -299,7 +325,7 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
         ),
         Primitive(
             "log",
-            log,
+            sympy.log,
             r"\log",
             lambda x, y: 1 / x,
             _increasing(lambda x: np.log(np.maximum(x, 0))),
@@ -341,14 +367,14 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             snap,
             r"\operatorname{snap}",
             lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
-            _around,
+            _half_turn,
             lambda x, m: (np.ones(np.shape(x.lo)), np.zeros(np.shape(m.lo))),
             lambda x, m: np.zeros(np.shape(x.lo)),
             arity=2,
         ),
         Primitive(
             "sin",
-            sin,
+            sympy.sin,
             r"\sin",
             lambda x, y: cos(x),
             lambda x: Interval(-1.0, 1.0),
@@ -357,7 +383,7 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
         ),
         Primitive(
             "cos",
-            cos,
+            sympy.cos,
             r"\cos",
             lambda x, y: -sin(x),
             lambda x: Interval(-1.0, 1.0),
