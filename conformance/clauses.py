@@ -556,6 +556,22 @@ CLAUSES: tuple[Clause, ...] = (
         "A recorded geometry of NaN beside the cross entropy.",
         DRM,
     ),
+    Clause(
+        49,
+        "task-answers",
+        "Probe tasks have answers, and nobody judges by what was chosen",
+        "Who reads a sequence of a probe task knows every answer that is asked: an oracle that shares "
+        "no code with the task scores 1. The noisy pendulum is known as well as its noise allows. "
+        "Weights are chosen by other batches than those that judge them, and neither are batches of the "
+        "training stream.",
+        "exact; pendulum: its answers are one swing to 1e-6, and least squares on its inputs has a mean "
+        "squared error of at most 2 noise² / T",
+        "Two numbers, angle and speed at the start, are estimated from 2T noisy ones, so the error that "
+        "is left is noise² / T on average; float32 answers round at 6e-8.",
+        "All tasks and the text of the recall probe, at the lengths at which they are trained and "
+        "judged.",
+        DRM,
+    ),
 )
 
 BY_SLUG = {clause.slug: clause for clause in CLAUSES}

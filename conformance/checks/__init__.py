@@ -22,6 +22,7 @@ MODULES = (
     "drm",
     "drm_geometry",
     "drm_sequences",
+    "tasks",
 )
 
 

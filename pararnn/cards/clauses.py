@@ -50,6 +50,7 @@ NUMBERS = {
     "drm-streaming": 41,
     "drm-memory": 42,
     "drm-terms": 43,
+    "task-answers": 49,
 }
 
 
