@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import _checks as checks
 from ..scan import linear_scan
-from .bound import bound_state
+from .bound import Clipped, bound_state
 from .dynamics import DRMDynamics
 
 
@@ -67,10 +67,9 @@ class Steps(nn.Module):
         radius = self.dynamics.radius
         if radius is None:
             return Slopes(torch.ones_like(z), None, None)
-        norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
-        unit = z / norm
-        diagonal = (1 - torch.tanh(unit).square()) * (radius / norm)
-        lost = torch.where(norm > radius, unit, 0.0)
+        unit, share, there = Clipped.of(z, radius)
+        diagonal = (1 - torch.tanh(unit).square()) * share
+        lost = torch.where(there, unit, 0.0)
         return Slopes(diagonal, lost, diagonal * lost)
 
 

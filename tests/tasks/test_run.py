@@ -198,7 +198,7 @@ def test_runs_that_cannot_be(arguments, message):
         probe(task, model, n_layers=layers[0] if layers else None, protocol=SMALL)
 
 
-class Stop(Exception):
+class Stop(Exception):  # noqa: N818
     pass
 
 
@@ -242,20 +242,22 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, task, select, error)
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
     """Nothing could be written at the end: no line says that it was stopped."""
     whole = probe("parity", "GRU", protocol=SMALL)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Record, "stopped", lambda *_: None)
+    monkeypatch.setattr(Record, "stopped", lambda *_: None)
+    with pytest.raises(Stop):
         probe("parity", "GRU", protocol=SMALL, record=tmp_path, watch=stopping(4, Stop))
     assert [e["event"] for e in events(tmp_path)] == ["run", "check", "check"]
     found = probe("parity", "GRU", protocol=SMALL, record=tmp_path)
     assert dataclasses.replace(found, seconds=whole.seconds) == whole
 
 
-def test_a_run_that_is_stopped_before_its_first_check(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(
-            TASKS["S3"].__class__, "loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+def test_a_run_that_is_stopped_before_its_first_check(tmp_path):
+    def draw(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe(
+            dataclasses.replace(TASKS["S3"], draw=draw), "GRU", protocol=SMALL, record=tmp_path
         )
-        probe("S3", "GRU", protocol=SMALL, record=tmp_path)
     assert events(tmp_path)[-1]["kept"] == 0
     found = probe("S3", "GRU", protocol=SMALL, record=tmp_path)
     assert found.checks == probe("S3", "GRU", protocol=SMALL).checks
