@@ -20,7 +20,6 @@ def _within(z: Tensor) -> Tensor:
     return z * torch.where(norm > LARGE, LARGE * power(norm), 1.0).to(z.dtype)
 
 
-
 class _Layer(nn.Module):
     """RMS norm and a GELU or SwiGLU perceptron ``d → hidden → d``, residual or not."""
 

@@ -64,7 +64,9 @@ class StateTokenNetwork(nn.Module):
         """The first map of states and tokens side by side."""
         if not plain_linear(self.first):
             beside = z.unsqueeze(-2).expand(*e.shape[:-1], -1)
-            moved: Tensor = self.first(torch.cat([beside.to(torch.promote_types(z.dtype, e.dtype)), e], -1))
+            moved: Tensor = self.first(
+                torch.cat([beside.to(torch.promote_types(z.dtype, e.dtype)), e], -1)
+            )
             return moved
         of_z, of_e = self.first.weight.split([self.d_state, self.d_token], 1)
         return F.linear(z, of_z, self.first.bias).unsqueeze(-2) + F.linear(e, of_e)

@@ -92,6 +92,13 @@ class Slopes(NamedTuple):
 
         return Slopes(cast(Tensor, turned(self.diagonal)), turned(self.y), turned(self.w))
 
+    def applied(self, x: Tensor) -> Tensor:
+        """``(D - y wᵀ) x`` of each step."""
+        moved = self.diagonal * x
+        if self.w is None or self.y is None:
+            return moved
+        return moved - self.y * (self.w * x).sum(-1, keepdim=True)
+
     def carried(self, b: Tensor) -> Tensor:
         """States of ``x_t = (D_t - y_t w_tᵀ) x_{t-1} + b_t``, from zero.
 

@@ -255,9 +255,7 @@ def test_a_run_that_is_stopped_before_its_first_check(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        probe(
-            dataclasses.replace(TASKS["S3"], draw=draw), "GRU", protocol=SMALL, record=tmp_path
-        )
+        probe(dataclasses.replace(TASKS["S3"], draw=draw), "GRU", protocol=SMALL, record=tmp_path)
     assert events(tmp_path)[-1]["kept"] == 0
     found = probe("S3", "GRU", protocol=SMALL, record=tmp_path)
     assert found.checks == probe("S3", "GRU", protocol=SMALL).checks
