@@ -152,8 +152,9 @@ def test_error_bound(kind, window, tol):
         want = recurrent_states(module, z, e, 0.4).states
         found = sweep_states(module, z, e, 0.4, window=window, tol=tol, certify=True)
     error = float((found.states - want).abs().max())
-    rounding = 1e-14  # what is left of windows that became exact
-    assert error <= found.error_bound + rounding
+    # What the bound grants rounding: twice 8 roundings of the radius a step, over 33 steps.
+    rounding = 2 * 8 * 33 * 2.0 * 2.0**-53
+    assert error <= found.error_bound
     assert found.error_bound <= 2.5 * error + rounding
     assert sweep_states(module, z, e, 0.4, tol=tol).error_bound is None
 
@@ -247,7 +248,7 @@ def loop(module, z, e, strength):
 
 @pytest.mark.parametrize(
     ("radius", "start"),
-    [(8.0, 1e4), (8.0, 1e30), (1e-3, 0.02), (1e-6, 1.0), (8.0, 1e-3), (1e20, 1e15)],
+    [(8.0, 1e4), (8.0, 1e12), (1e-3, 0.02), (1e-6, 1.0), (8.0, 1e-3), (1e20, 1e15)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_errors_are_measured_against_the_states_themselves(radius, start, dtype):
