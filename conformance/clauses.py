@@ -501,7 +501,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Blocks of one token are the recurrence",
         "With blocks of one token the block path is the recurrent one. The end of a longer block does "
         "not depend on the order of its tokens, that of the recurrence does. The parallel path gives "
-        "the states and gradients of the recurrent one. A bounded state stays within the radius.",
+        "the states and gradients of the recurrent one. A bounded state stays within the radius, and a "
+        "state of any finite length is bounded by its direction.",
         "blocks of one token: exact (bitwise); order: 1e-13; parallel path: 1e-10, gradients 1e-9",
         "The order of a sum changes its last digits. The parallel path ends at an estimated error "
         "near rounding, in steps of this size.",

@@ -687,6 +687,11 @@ MAPS, METRIC = drm.SelectiveMemory.maps, drm.RelationalMetric.forward
 MIXER, SOLVE, drm_loss = drm.CausalLocalMixer.run, drm.solve_metric, drm.drm_loss
 
 
+def squared_first(z: Tensor, radius: float | None) -> Tensor:
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
+    return radius * torch.tanh(z / norm)
+
+
 def drm_mutants() -> Iterator[Mutant]:
     """Of the language model."""
     yield Mutant("bounded twice", "Bnd(Bnd(z)) for Bnd(z) in blocks", DRM,
@@ -706,6 +711,8 @@ def drm_mutants() -> Iterator[Mutant]:
                  patch=streams_joined)  # fmt: skip
     yield Mutant("loose sweeps", "states taken as settled too early", DRM, ("drm-paths",),
                  patch=replaced(pararnn.drm.sweeps, "TOLERANCE", {torch.float64: 1e-5}))  # fmt: skip
+    yield Mutant("squares that overflow", "a long state is bounded to 0", DRM, ("drm-paths",),
+                 patch=replaced(drm, "bound_state", squared_first))  # fmt: skip
     yield Mutant("endpoint correction", "spread over its block", DRM, ("drm-causality", "drm-model"),
                  patch=replaced(drm.CausalLocalMixer, "run", endpoint))  # fmt: skip
     yield Mutant("emptied memory", "pieces of a text start without one", DRM, ("drm-streaming",),

@@ -74,6 +74,10 @@ class Sweeps:
         return not any(self.looped)
 
 
+@torch.compiler.disable(
+    reason="sweep_states ends where its numbers have settled, so it cannot be traced; use path='recurrent' or "
+    "'block' with fullgraph=True, or compile without it."
+)
 def sweep_states(
     dynamics: DRMDynamics,
     z: Tensor,
