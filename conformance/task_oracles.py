@@ -102,7 +102,9 @@ def pendulum(x: np.ndarray, dt: np.ndarray, substeps: int) -> np.ndarray:
     length, small = min(8, x.shape[1]), 1e-6
     while True:
         for _ in range(5):
-            beside = np.concatenate([start, start + [small, 0], start + [0, small]])
+            beside = np.concatenate(
+                [start, start + np.array([small, 0]), start + np.array([0, small])]
+            )
             swings = swung(beside, np.tile(dt[:, :length], (3, 1)), substeps)
             seen, *others = np.split(swings, 3)
             slopes = [(other - seen) / small for other in others]

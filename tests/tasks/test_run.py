@@ -198,7 +198,7 @@ def test_runs_that_cannot_be(arguments, message):
         probe(task, model, n_layers=layers[0] if layers else None, protocol=SMALL)
 
 
-class Stop(Exception):  # noqa: N818
+class Stop(Exception):
     pass
 
 
