@@ -529,7 +529,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Blocks of one token are the recurrence",
         "With blocks of one token the block path is the recurrent one. The end of a longer block does "
         "not depend on the order of its tokens, that of the recurrence does. The parallel path gives "
-        "the states and gradients of the recurrent one. A bounded state stays within the radius.",
+        "the states and gradients of the recurrent one. A bounded state stays within the radius, and a "
+        "state of any finite length is bounded by its direction.",
         "blocks of one token: exact (bitwise); order: 1e-13; parallel path: 1e-10, gradients 1e-9",
         "The order of a sum changes its last digits. The parallel path ends at an estimated error "
         "near rounding, in steps of this size.",
@@ -659,6 +660,22 @@ CLAUSES: tuple[Clause, ...] = (
         "The same drives, so the same numbers in another order.",
         "Hooks on the cell and on its projection; a pruned recurrent weight that changes between "
         "calls. Wrappers, shards and rebuilt layers: `tests/cells/test_wrappers.py`.",
+    ),
+    Clause(
+        49,
+        "task-answers",
+        "Probe tasks have answers, and nobody judges by what was chosen",
+        "Who reads a sequence of a probe task knows every answer that is asked: an oracle that shares "
+        "no code with the task scores 1. The noisy pendulum is known as well as its noise allows. "
+        "Weights are chosen by other batches than those that judge them, and neither are batches of the "
+        "training stream.",
+        "exact; pendulum: its answers are one swing to 1e-6, and least squares on its inputs has a mean "
+        "squared error of at most 2 noise² / T",
+        "Two numbers, angle and speed at the start, are estimated from 2T noisy ones, so the error that "
+        "is left is noise² / T on average; float32 answers round at 6e-8.",
+        "All tasks and the text of the recall probe, at the lengths at which they are trained and "
+        "judged.",
+        DRM,
     ),
 )
 

@@ -27,7 +27,9 @@ import pararnn.drm.generation
 import pararnn.drm.memory
 import pararnn.drm.model
 import pararnn.drm.sweeps
-from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
+import pararnn.tasks.recall
+import pararnn.tasks.words
+from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh, tasks
 from pararnn import _checks as checks
 from pararnn._operators import Operator
 from pararnn.layers import para_rnn
@@ -796,6 +798,11 @@ MAPS, METRIC = drm.SelectiveMemory.maps, drm.RelationalMetric.forward
 MIXER, SOLVE, drm_loss = drm.CausalLocalMixer.run, drm.solve_metric, drm.drm_loss
 
 
+def squared_first(z: Tensor, radius: float | None) -> Tensor:
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
+    return radius * torch.tanh(z / norm)
+
+
 def drm_mutants() -> Iterator[Mutant]:
     """Of the language model."""
     yield Mutant("bounded twice", "Bnd(Bnd(z)) for Bnd(z) in blocks", DRM,
@@ -815,6 +822,8 @@ def drm_mutants() -> Iterator[Mutant]:
                  patch=streams_joined)  # fmt: skip
     yield Mutant("loose sweeps", "states taken as settled too early", DRM, ("drm-paths",),
                  patch=replaced(pararnn.drm.sweeps, "TOLERANCE", {torch.float64: 1e-5}))  # fmt: skip
+    yield Mutant("squares that overflow", "a long state is bounded to 0", DRM, ("drm-paths",),
+                 patch=replaced(drm, "bound_state", squared_first))  # fmt: skip
     yield Mutant("endpoint correction", "spread over its block", DRM, ("drm-causality", "drm-model"),
                  patch=replaced(drm.CausalLocalMixer, "run", endpoint))  # fmt: skip
     yield Mutant("emptied memory", "pieces of a text start without one", DRM, ("drm-streaming",),
@@ -825,9 +834,46 @@ def drm_mutants() -> Iterator[Mutant]:
                  patch=replaced(drm, "drm_loss", all_terms))  # fmt: skip
 
 
+def contradicting(generator: torch.Generator, batch: int, length: int, *, pairs: int = 8) -> Any:
+    """Random symbols between write new pairs for keys that are asked for."""
+    drawn = tasks.recall.recall(generator, batch, length, pairs=pairs)
+    filler = drawn.x[:, 2 * pairs : length - pairs]
+    filler.copy_(torch.randint(0, 64, filler.shape, generator=generator))
+    return drawn
+
+
+def ends_late(generator: torch.Generator, batch: int, length: int) -> Any:
+    """A session's first bit counts for the session before."""
+    drawn = tasks.words.session_parity(generator, batch, length)
+    return dataclasses.replace(drawn, y=drawn.y ^ ((drawn.dt > 1) & (drawn.x == 1)).long())
+
+
+def task(name: str, draw: Callable[..., Any]) -> Callable[[], AbstractContextManager]:
+    """A task whose sequences are drawn otherwise."""
+    other = dataclasses.replace(tasks.TASKS[name], draw=draw)
+    return lambda: mock.patch.dict(tasks.TASKS, {name: other})
+
+
+def task_mutants() -> Iterator[Mutant]:
+    """Of the probe tasks."""
+    yield Mutant("contradicting filler", "writes new pairs for keys that are asked for", DRM,
+                 ("task-answers",), patch=task("MQAR", contradicting))  # fmt: skip
+    yield Mutant("late session", "its first bit is not counted", DRM, ("task-answers",),
+                 patch=task("session-parity", ends_late))  # fmt: skip
+    yield Mutant("selected by what judges", "validation and fitted share their batches", DRM,
+                 ("task-answers",), patch=shared_batches)  # fmt: skip
+
+
+def shared_batches() -> AbstractContextManager:
+    protocol = dataclasses.replace(tasks.WORDS)
+    object.__setattr__(protocol, "validation", protocol.fitted)
+    return mock.patch.object(tasks, "WORDS", protocol)
+
+
 def mutants() -> Iterator[Mutant]:
     """All of them."""
     yield from drm_mutants()
+    yield from task_mutants()
     swap = gru(lambda mix, h, z, r, u, a: (1 - r) * h + r * candidate(mix, h, z, u, a))
     for cell in (DIAG, HEAD):
         yield Mutant("swapped gates", "z and r exchanged", cell, ("equation", "agreement"), swap)

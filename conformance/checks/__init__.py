@@ -25,6 +25,7 @@ MODULES = (
     "drm",
     "drm_geometry",
     "drm_sequences",
+    "tasks",
 )
 
 

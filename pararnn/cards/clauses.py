@@ -55,6 +55,7 @@ NUMBERS = {
     "scan-range": 46,
     "memory": 47,
     "modules": 48,
+    "task-answers": 49,
 }
 
 

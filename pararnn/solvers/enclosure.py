@@ -210,7 +210,8 @@ def _snap(x: Ball | float, m: Ball | float) -> Ball:
     turns = x * m * Ball(torch.tensor(0.5 / math.pi, dtype=torch.float64), EPS)
     count = turns.value.round()
     sure = (turns.value - count).abs() + turns.radius < 0.5 - EPS * (1 + count.abs())
-    near = torch.where(sure, torch.zeros_like(count), turns.radius + 2 + 0 * count)
+    count = count - m.value * (count / m.value).round()  # less whole turns
+    near = torch.where(sure, torch.zeros_like(count), turns.radius + 2 + m.value.abs() + 0 * count)
     full = Ball(torch.tensor(2 * math.pi, dtype=torch.float64), 8 * EPS)
     return Ball(count, near) * (full / m)
 
