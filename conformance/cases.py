@@ -113,17 +113,18 @@ class Problem:
         return pararnn.solve(self.cell, drives=drives, **given)
 
 
-def drawn(case: Case) -> Problem:
-    """The tensors of a case."""
+def drawn(case: Case, cell: Any = None) -> Problem:
+    """The tensors of a case, for its registered cell or for another."""
     g = torch.Generator().manual_seed(case.seed)
     dtype = DTYPES[case.dtype]
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=g, dtype=torch.float64)
 
-    factory = pararnn.get_cell(case.cell).factory
-    heads = "n_heads" in inspect.signature(factory).parameters
-    cell = factory(2, case.width * (2 if heads else 1))
+    if cell is None:
+        factory = pararnn.get_cell(case.cell).factory
+        heads = "n_heads" in inspect.signature(factory).parameters
+        cell = factory(2, case.width * (2 if heads else 1))
     if "max_recurrent_norm" in cell.hyperparameters():
         cell = cell.rebuilt(max_recurrent_norm=None)
     cell = cell.to(dtype)

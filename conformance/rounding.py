@@ -70,6 +70,11 @@ class Rounding:
             out = torch.where(over, out * math.inf, out)
         return Number(out, self)
 
+    def accumulated(self, value: Tensor, size: Tensor) -> Number:
+        """A sum of products, whose magnitudes add up to ``size``."""
+        off = self.rounded(size).value - size
+        return Number(value + off.detach(), self)
+
 
 class Number:
     """A tensor ``(replicas + 1, ...)`` with the arithmetic and the functions of equations."""
