@@ -12,10 +12,11 @@ from typing import Any
 
 import sympy
 import torch
+from torch import Tensor
+
 from pararnn import Cell, Spec
 from pararnn.spec import cos, exp, expm1, log, maximum, sigmoid, sin, softplus, tanh
 from pararnn.spec.declarations import Linear
-from torch import Tensor
 
 from .rounding import Number, Rounding
 

@@ -7,14 +7,14 @@ import dataclasses
 import math
 import os
 
-import pararnn
 from hypothesis import strategies as st
+
+import pararnn
 
 from .cases import DTYPES, Case
 
 DEAR = 3
 """Cells with as many state axes, or heads, have loops over single numbers: smaller ones are drawn."""
-
 
 
 def examples(number: int) -> int:

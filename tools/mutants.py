@@ -41,8 +41,9 @@ RESULTS, REASONS, PAGE = HOME / "results.jsonl", HOME / "reasons.json", HOME / "
 FOLDERS = ("solvers", "scan", "spec", "layers", "kernels")
 # Tests of other folders that guard a folder, too; its own come first.
 GUARDS = {
-    "solvers": ("tests/property", "tests/layers/test_para_rnn.py", "tests/cells/test_mixers.py"),
-    "scan": ("tests/property/test_scans.py", "tests/cells/test_mixers.py"),
+    "solvers": ("tests/property/test_cells.py", "tests/layers/test_para_rnn.py",
+                "tests/property/test_specs.py"),
+    "scan": ("tests/property/test_scans.py", "tests/property/test_cells.py"),
     "spec": ("tests/property/test_specs.py", "tests/solvers/test_own_cells.py",
              "tests/cards/test_parts.py"),
     "layers": ("tests/property/test_layers.py",),
@@ -51,7 +52,8 @@ GUARDS = {
 TEST_NAMES = {"api": "solution", "config": "config", "implicit": "derivatives", "fused": "scans"}
 """The word in the name of the test file, for modules whose tests are called otherwise."""
 COPIED = ("pararnn", "tests", "conformance", "tools", "benchmarks", "conftest.py", "pyproject.toml")
-MOST_SECONDS = 150
+LONGEST = 600
+"""Seconds for one test file without a mutant."""
 
 
 # -- changes ---------------------------------------------------------------------------------------
@@ -99,9 +101,10 @@ def variants(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         new = COMPARISONS[type(node.ops[0])]
         yield "comparison", node, source(lambda n: n.ops.__setitem__(0, new()))
+    text = isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant | ast.JoinedStr)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        if not (isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant)):
-            new_op = OPERATORS[type(node.op)]
+        new_op = OPERATORS[type(node.op)]
+        if not (text and isinstance(node.op, ast.Mod)):
             yield "arithmetic", node, source(lambda n: setattr(n, "op", new_op()))
     if isinstance(node, ast.BoolOp):
         other = ast.Or if isinstance(node.op, ast.And) else ast.And
@@ -127,13 +130,18 @@ def variants(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
     if isinstance(node, ast.Call):
         plain = [a for a in node.args if not isinstance(a, ast.Starred)]
         if len(plain) == len(node.args) >= 2:
-            yield "arguments", node, source(lambda n: n.args.__setitem__(slice(0, 2), n.args[1::-1]))
+            yield (
+                "arguments",
+                node,
+                source(lambda n: n.args.__setitem__(slice(0, 2), n.args[1::-1])),
+            )
         for i, keyword in enumerate(node.keywords):
             if keyword.arg:
                 yield "keyword", node, source(lambda n, i=i: n.keywords.pop(i))
         called = node.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)
         if name in NAMES:
+
             def rename(n: Any) -> None:
                 setattr(n.func, "attr" if isinstance(n.func, ast.Attribute) else "id", NAMES[name])
 
@@ -208,11 +216,16 @@ def sample(folders: list[str], number: int, seed: int) -> list[Mutant]:
     return sorted(out, key=lambda m: (m.file, m.line, m.id))
 
 
+def named(file: str) -> str:
+    """The word that the names of a file's own tests have."""
+    stem = Path(file).stem.strip("_")
+    return TEST_NAMES.get(stem, stem)
+
+
 def guards(file: str, root: Path = ROOT) -> list[str]:
     """Test files for a file of the package: those named after it, its folder's, and others."""
     _, folder, *_ = Path(file).parts
-    stem = Path(file).stem.strip("_")
-    word = TEST_NAMES.get(stem, stem)
+    word = named(file)
     own = sorted((root / "tests" / folder).glob("test_*.py"), key=lambda p: (p.stat().st_size, p))
     own.sort(key=lambda p: word not in p.stem)
     paths = [p.relative_to(root).as_posix() for p in own]
@@ -263,7 +276,7 @@ def child(copy: Path, arguments: list[str], result: Path) -> None:
     os._exit(0)
 
 
-def tested(
+def outcome_of(
     copy: Path, paths: list[str], deselected: list[str], seconds: float, every: bool = False
 ) -> tuple[str, list[str]]:
     """Whether tests pass in a copy: ``("passed" | "failed" | "timeout", failed tests)``."""
@@ -318,7 +331,21 @@ def prepare() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def work(tasks: Any, done: Any, baseline: dict[str, Any]) -> None:
+def affordable(file: str, baseline: dict[str, Any], budget: float) -> list[str]:
+    """The guards that are run: those named after the file, then the quickest, while they take no
+    longer together than ``budget`` seconds."""
+    word = named(file)
+    paths = [p for p in guards(file) if p in baseline] or list(baseline)
+    paths.sort(key=lambda p: (word not in Path(p).stem, baseline[p]["seconds"]))
+    total, chosen = 0.0, []
+    for path in paths:
+        total += baseline[path]["seconds"]
+        if not chosen or word in Path(path).stem or total <= budget:
+            chosen.append(path)
+    return chosen
+
+
+def work(tasks: Any, done: Any, baseline: dict[str, Any], budget: float) -> None:
     """Take mutants (or test files, for the baseline) until there are no more."""
     prepare()
     copy = copied()
@@ -326,17 +353,17 @@ def work(tasks: Any, done: Any, baseline: dict[str, Any]) -> None:
         while (task := tasks.get()) is not None:
             begin = time.monotonic()
             if isinstance(task, str):
-                outcome, failed = tested(copy, [task], [], 4 * MOST_SECONDS, every=True)
+                outcome, failed = outcome_of(copy, [task], [], LONGEST, every=True)
                 done.put((task, outcome, failed, time.monotonic() - begin))
                 continue
             path = copy / task.file
             original, times = path.read_bytes(), path.stat().st_mtime_ns
             path.write_bytes(original[: task.start] + task.text.encode() + original[task.stop :])
             os.utime(path, ns=(times, times - 10**9 * (1 + int(task.id, 16) % 10**6)))
-            paths = [p for p in guards(task.file, copy) if p in baseline]
+            paths = affordable(task.file, baseline, budget)
             usual = sum(baseline[p]["seconds"] for p in paths)
             skipped = [name for p in paths for name in baseline[p]["failed"]]
-            outcome, failed = tested(copy, paths, skipped, min(20 + 5 * usual, MOST_SECONDS))
+            outcome, failed = outcome_of(copy, paths, skipped, 20 + 3 * usual)
             path.write_bytes(original)
             os.utime(path, ns=(times, times))
             done.put((task, outcome, failed, time.monotonic() - begin))
@@ -344,13 +371,17 @@ def work(tasks: Any, done: Any, baseline: dict[str, Any]) -> None:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def run(tasks: list[Any], jobs: int, baseline: dict[str, Any]) -> Iterator[tuple]:
+def run(
+    tasks: list[Any], jobs: int, baseline: dict[str, Any], budget: float = 0.0
+) -> Iterator[tuple]:
     """Results as they come."""
     context = multiprocessing.get_context("spawn")
     waiting, done = context.Queue(), context.Queue()
     for task in [*tasks, *[None] * jobs]:
         waiting.put(task)
-    workers = [context.Process(target=work, args=(waiting, done, baseline)) for _ in range(jobs)]
+    workers = [
+        context.Process(target=work, args=(waiting, done, baseline, budget)) for _ in range(jobs)
+    ]
     for worker in workers:
         worker.start()
     for _ in tasks:
@@ -388,7 +419,13 @@ def page(rows: list[dict[str, Any]]) -> str:
         outcomes = [r["outcome"] for r in rows if r["file"].split("/")[1] == folder]
         counts = [outcomes.count(o) for o in ("killed", "timeout", "survived")]
         lines.append(f"| {folder} | {len(outcomes)} | " + " | ".join(map(str, counts)) + " |")
-    lines += ["", "## Survivors", "", "| id | where | change | reason |", "| --- | --- | --- | --- |"]
+    lines += [
+        "",
+        "## Survivors",
+        "",
+        "| id | where | change | reason |",
+        "| --- | --- | --- | --- |",
+    ]
     for r in rows:
         if r["outcome"] == "survived":
             change = f"{code(r['before'])} → {code(r['after'])}"
@@ -413,6 +450,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--most", type=int, help="run only this many, spread over the sample")
     parser.add_argument("--minutes", type=float, default=1e9, help="start none after this")
+    parser.add_argument("--budget", type=float, default=45, metavar="SECONDS",
+                        help="of guarding tests a mutant, beside those named after its file")  # fmt: skip
+    parser.add_argument("--guards", nargs="+", help="run these tests instead of the files' own")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--again", nargs="*", default=[], metavar="ID", help="run these again")
     parser.add_argument("--survivors", action="store_true", help="run survivors again")
@@ -444,7 +484,7 @@ def main() -> int:
         return 0
     end = time.monotonic() + 60 * options.minutes
     # What is expanded to files is timed file by file.
-    files = sorted({p for m in todo for p in guards(m.file)})
+    files = options.guards or sorted({p for m in todo for p in guards(m.file)})
     baseline = {}
     for path, outcome, failed, seconds in run(files, options.jobs, {}):
         if outcome == "timeout" or "collection" in failed or any("::" not in f for f in failed):
@@ -460,11 +500,15 @@ def main() -> int:
         part = todo if begin is None else todo[begin : begin + batch]
         if time.monotonic() > end:
             break
-        for m, outcome, failed, seconds in run(part, options.jobs, baseline):
+        for m, outcome, failed, seconds in run(part, options.jobs, baseline, options.budget):
             count += 1
             state = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
             row = {k: v for k, v in asdict(m).items() if k not in ("start", "stop", "text")}
-            row |= {"outcome": state, "by": failed[0] if failed else "", "seconds": round(seconds, 1)}
+            row |= {
+                "outcome": state,
+                "by": failed[0] if failed else "",
+                "seconds": round(seconds, 1),
+            }
             rows[m.id] = row
             with RESULTS.open("a") as lines:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")

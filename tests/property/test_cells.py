@@ -7,6 +7,9 @@ import math
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
 from conformance.cases import (
     DEVICE,
     Case,
@@ -16,8 +19,6 @@ from conformance.cases import (
     loop,
 )
 from conformance.strategies import cases, examples, spoiled_cases
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 pytestmark = pytest.mark.filterwarnings("ignore::pararnn.NewtonWarning")
 
@@ -82,7 +83,7 @@ def same_bits(a, b):
 def test_causality(case, cut, value):
     """Whatever comes from a step on, the states before it keep their bits."""
     problem = drawn(case)
-    assume(0 < case.length)
+    assume(case.length > 0)
     cut %= case.length
     later = problem.drives.clone()
     later[:, cut:] = later[:, cut:].flip(-1) + value
@@ -110,7 +111,7 @@ def test_rows_are_independent(case, value):
 @given(cases(), st.integers(0, 30), st.sampled_from((None, math.nan, math.inf)))
 def test_a_reset_is_a_fresh_sequence(case, at, before):
     """After a reset the states are those of the rest, run by itself, whatever was before."""
-    assume(0 < case.length and case.batch)
+    assume(case.length > 0 and case.batch)
     at %= case.length
     case = dataclasses.replace(case, resets=tuple((row, at) for row in range(case.batch)), h0=None)
     problem = drawn(case)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 
 import torch
-from conformance.cases import DEVICE, judged
-from conformance.strategies import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from conformance.cases import DEVICE, judged
+from conformance.strategies import examples
 from pararnn import delta_scan, linear_scan, matrix_affine_scan, matrix_scan, parallel_scan_log
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -63,7 +64,7 @@ def drawn(kind, length, dtype, seed, power, forcing, resets, spoiled):
     for row, step, value in spoiled:
         if length:
             b[row % batch, step % length] = value
-    return tuple(x.to(dtype) for x in (op, b, h0)) + (mask,)
+    return (*(x.to(dtype) for x in (op, b, h0)), mask)
 
 
 def scanned(kind, op, b, h0, **options):
@@ -118,7 +119,7 @@ def test_states(kind, length, dtype, seed, power, forcing, resets, spoiled, reve
 )  # fmt: skip
 def test_causality_and_rows(kind, length, seed, power, reverse, cut, value):
     """Bits before a step do not depend on what comes from it on; nor a row's on other rows."""
-    op, b, h0, mask = drawn(kind, length, torch.float32, seed, power, 0, (), ())
+    op, b, h0, _ = drawn(kind, length, torch.float32, seed, power, 0, (), ())
     cut = cut % max(length, 1)
     late = slice(0, cut) if reverse else slice(cut, None)
     early = slice(cut, None) if reverse else slice(0, cut)
@@ -221,7 +222,10 @@ def test_delta(length, nh, dtype, seed, power, resets, spoiled, reverse, chunk):
     q, k, v = normal(B, length, H, dk), normal(B, length, nh, H, dk), normal(B, length, nh, H, dv)
     k = k / k.norm(dim=-1, keepdim=True)
     v, h0 = v * 10.0**power, normal(B, H, dk, dv) * 10.0**power
-    beta, gamma = 2 * torch.rand(B, length, nh, H, generator=g).double(), normal(B, length, H).tanh()
+    beta, gamma = (
+        2 * torch.rand(B, length, nh, H, generator=g).double(),
+        normal(B, length, H).tanh(),
+    )
     for row, step, value in spoiled:
         v[row % B, step % length] = value
     mask = torch.zeros(B, length, dtype=torch.bool)

@@ -10,6 +10,9 @@ import math
 
 import pytest
 import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
 from conformance.cases import (
     STATE,
     Answer,
@@ -22,9 +25,8 @@ from conformance.cases import (
 )
 from conformance.random_specs import interpret, invent
 from conformance.rounding import Rounding
-from conformance.strategies import cases, examples, powers, resets, settings as solver_settings
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from conformance.strategies import cases, examples, powers, resets
+from conformance.strategies import settings as solver_settings
 from pararnn import Cell, NewtonConfig, Spec, SpecError, tanh
 
 pytestmark = [
@@ -77,7 +79,9 @@ def spec_loop(problem, replicas=3, gradients=False):
             mask = problem.resets[:, t].reshape(1, -1, *(1,) * (h.ndim - 2))
             h = torch.where(mask, torch.zeros_like(h), h)
         parts = leaves["drives"][:, :, t].split([math.prod(s) for s in given_], -1)
-        drives = [p.unflatten(-1, s) if s else p.squeeze(-1) for p, s in zip(parts, given_, strict=True)]
+        drives = [
+            p.unflatten(-1, s) if s else p.squeeze(-1) for p, s in zip(parts, given_, strict=True)
+        ]
         if spec.gap is not None:
             drives.insert(spec.drive_list.index(spec.gap), leaves["dt"][:, :, t])
         slots = [h] if cell.state_slots == 1 else list(h.unbind(axis))
