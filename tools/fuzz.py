@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / "tests" / "property"
 SCRIPT = """\
 # {error}
+# The whole run again: HYPOTHESIS_PROFILE=fuzz PARARNN_EXAMPLES={examples} \\
+#     python -m pytest tests/property/{module}.py -k {test} --hypothesis-seed={seed}
 PYTHONPATH=. python - <<'END'
 import sys
 sys.path[:0] = ["tests/property"]
@@ -43,7 +45,7 @@ def properties(chosen: list[str]) -> list[str]:
 
 def falsified(output: str, test: str) -> list[str]:
     """The calls that failed, as Python."""
-    lines = [re.sub(r"^(E|  \|)? {0,8}", "", line) for line in output.splitlines()]
+    lines = [re.sub(r"^\s*(E |\|)?\s*", "", line) for line in output.splitlines()]
     calls, text = [], "\n".join(re.sub(r"  # or any other.*", "", line) for line in lines)
     for match in re.finditer(rf"Falsifying (?:explicit )?example: {test}(\((?:.|\n)*?^\s*\))", text,
                              re.MULTILINE):  # fmt: skip
@@ -85,7 +87,9 @@ def main() -> int:
             if (test, call) not in seen:
                 seen.add((test, call))
                 what = error.group(0) if error else "see the output"
-                print(SCRIPT.format(error=what, module=file, test=test, call=call), flush=True)
+                script = SCRIPT.format(error=what, module=file, test=test, call=call, seed=seed,
+                                       examples=options.examples)  # fmt: skip
+                print(script, flush=True)
         if not calls:
             print(done.stdout[-3000:], flush=True)
     print(f"{runs} runs of {len(names)} properties; {len(seen)} cases failed")
