@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import pararnn
 import pytest
 import torch
-from conformance.cases import DEVICE, drawn
-from conformance.strategies import cases, examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import pararnn
+from conformance.cases import DEVICE, drawn
+from conformance.strategies import cases, examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::pararnn.NewtonWarning")
 
