@@ -82,7 +82,11 @@ def plain_linear(module: nn.Module) -> bool:
     if any(own) or any(everywhere):
         return False
     weight = module._parameters.get("weight")
-    return type(weight) in (nn.Parameter, Tensor) and weight.is_floating_point()
+    return (
+        isinstance(weight, Tensor)
+        and type(weight) in (nn.Parameter, Tensor)
+        and weight.is_floating_point()
+    )
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

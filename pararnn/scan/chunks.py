@@ -134,11 +134,12 @@ class Chunks:
                 continue
             ended, chunk, following = (i + 1, i, i - 1) if self.reverse else (i, i + 1, i + 1)
             place = (row, chunk, *lane)
-            x0 = self._lanes(self.states)[(row, ended, *lane)]
-            x0 = x0[:, 0 if self.reverse else -1]
+            last: Place = (row, ended, *lane)
+            x0 = self._lanes(self.states)[last][:, 0 if self.reverse else -1]
             self._lanes(self.states)[place] = self._walked(place, x0)
             if 0 <= following < edges:
-                wrong[(row, following, *lane)] = self._misses(place, x0)
+                onwards: Place = (row, following, *lane)
+                wrong[onwards] = self._misses(place, x0)
 
     def _last(self, x: Tensor) -> Tensor:
         return x[:, :, 0 if self.reverse else -1]

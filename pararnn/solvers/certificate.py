@@ -221,7 +221,7 @@ def _row_bounds(
     s = _accumulated(algebra, op, forcing)
     least = _largest_of(((c.abs() + s[0]) * UP).unsqueeze(0))[0]
     _, kappa, q = _largest_of(s)
-    if dynamics.linear and bool((kappa > op.shape[1]).any()) and algebra.finite(op):
+    if dynamics.linear and bool((kappa > op.shape[1]).any()) and bool(op.isfinite().all()):
         lengths = _euclidean(algebra, op, forcing)
         least = torch.minimum(least, (c.abs().flatten(1).amax(1) + lengths[0]) * UP)
         kappa, q = torch.minimum(kappa, lengths[1]), torch.minimum(q, lengths[2])

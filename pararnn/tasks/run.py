@@ -281,7 +281,7 @@ def probe(
         if log is not None:
             log.stopped(run.step, run.seen())
         raise
-    result = Result(
+    outcome = Result(
         task.name,
         model.name,
         seed,
@@ -298,8 +298,8 @@ def probe(
         machine,
     )
     if log is not None:
-        log.finished(result.to_dict(), run.seen())
-    return result
+        log.finished(outcome.to_dict(), run.seen())
+    return outcome
 
 
 def _settings(task: Task, model: Model, seed: int, run: Training, machine: str) -> dict[str, Any]:
