@@ -85,6 +85,7 @@ class Body(Constant):
         for name in names:
             setattr(self, name, scope[name])
         slots, drives = len(spec.slots), spec.drive_list
+        linear = spec.jac_structure == "linear"
         shown = slots if spec.output == "all" else 1
         others = slots - shown
         timed = any(d.given for d in drives)
@@ -96,11 +97,14 @@ class Body(Constant):
         self.params = constant(len(spec.map_list) + len(spec.param_list))
         self.shown, self.others = constant(shown), constant(others)
         self.unroll, self.resets, self.timed = constant(unroll), constant(resets), constant(timed)
-        self.linear = constant(spec.jac_structure == "linear")
+        self.linear = constant(linear)
         self.reduced = constant(reduced(spec))
         self.coefficients = constant(spec.factorization.n_state)
         self.graded, self.rest = constant(grads[0]), constant(grads[1] and others > 0)
-        self.entries, self.rows = constant(len(product)), constant(2 * slots + len(product))
+        # A chunk's record: start, end, product, and largest states (a linear recurrence compares
+        # states to themselves); backwards, the size of the cotangents.
+        self.entries, self.pasts = constant(len(product)), constant(0 if linear else slots)
+        self.rows = constant(2 * slots + len(product) + self.pasts.value)
         self.rows_back = constant(2 * slots + len(product) + (not reduced(spec)))
         # Where things are. Inputs are the drives (one tensor, or one each), time gaps, resets.
         wide = len(projected) if apart else 1
@@ -110,7 +114,8 @@ class Body(Constant):
         self.given = tuple(d.given for d in drives)
         self.mask_at = constant(wide + timed)
         self.by_channel = tuple(
-            bool(axes) for axes in [spec.axes for _ in spec.map_list] + [p.axes for p in spec.param_list]
+            bool(axes)
+            for axes in [spec.axes for _ in spec.map_list] + [p.axes for p in spec.param_list]
         )
         # Which numbers of Jacobians there are, and how their products are summed.
         self.step_entries = tuple(i * slots + j for i, j in step)

@@ -291,6 +291,14 @@ def jump(new, old):
 
 
 @triton.jit
+def sized(state, past):
+    """What a difference of states is compared to: the state, or the largest of those that led to it,
+    which count 1 at most (:mod:`pararnn.solvers.scale`); never a constant."""
+    least: tl.constexpr = 2.3e-308 if state.dtype == tl.float64 else 1.2e-38
+    return tl.maximum(tl.maximum(tl.abs(state), tl.where(past < 1, past, 1.0)), least)
+
+
+@triton.jit
 def far(difference, scale, tol):
     """Whether a difference is above the tolerance; what is not finite is, whatever the scale."""
     near = (tl.abs(difference) <= tol * scale) & (tl.abs(difference) < float("inf"))
@@ -299,7 +307,7 @@ def far(difference, scale, tol):
 
 @triton.jit
 def largest(difference, scale, lane):
-    """Largest difference of the lanes relative to its scale; infinite if one is NaN."""
+    """Largest difference of the lanes relative to its scale; infinite if one is NaN or infinite."""
     ratio = tl.abs(difference) / scale
     return tl.max(tl.where(lane, tl.where(ratio == ratio, ratio, float("inf")), 0.0))
 

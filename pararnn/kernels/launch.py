@@ -98,7 +98,7 @@ def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, T
         (plan.corrections + 1) * several, chunks, blocks, device=u.device, dtype=torch.float32
     )
     inputs, sizes = problem.inputs(), (B, T, plan.length, chunks, blocks, 1)
-    stored = (last, others) if others.numel() or S > problem.shown else (last,)
+    stored = (last, others) if others.numel() or problem.shown < S else (last,)
     fixed: dict[str, Any] = {"body": made, "shape": problem.shape(plan), "num_warps": 1}
     common = (*inputs, stored, final, edges)
     grid = (chunks * blocks,)
@@ -140,7 +140,7 @@ def run_adjoint(
     w_bar = new(chunks, len(problem.params), B, D)
     edges = new(chunks * made.rows_back.value * B * D if several else 0)
     rest, final = (None if g is None else g.contiguous() for g in (rest, final))
-    stored = (last, others) if others.numel() or S > problem.shown else (last,)
+    stored = (last, others) if others.numel() or problem.shown < S else (last,)
     grads = tuple(g for g in (grad, rest if made.rest.value else None) if g is not None)
     strides = tuple(grad.stride()) if grad is not None else ()
     dense = strides[1:] == (problem.shown * D, 1)
@@ -171,9 +171,7 @@ def run_decode(
     given = (u,) if dt is None else (u, dt)
     block = 128 if D % 128 == 0 else 32
     made = body(spec, 1, False)
-    shape = Shape.of(
-        D, u.shape[1], u.stride(1) == 1, False, block, STATE[state_dtype(u.dtype)]
-    )
+    shape = Shape.of(D, u.shape[1], u.stride(1) == 1, False, block, STATE[state_dtype(u.dtype)])
     decode[(-(-B * D // block),)](
         given,
         h,

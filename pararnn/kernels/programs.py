@@ -9,9 +9,7 @@ from ..spec.declarations import Linear
 from ..spec.program import print_program
 from .plan import reduced
 
-HEAD = (
-    "import triton\nimport triton.language as tl\n\nfrom pararnn.kernels.functions import *\n\n"
-)
+HEAD = "import triton\nimport triton.language as tl\n\nfrom pararnn.kernels.functions import *\n\n"
 
 
 def programs_of(spec: Spec) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ finds every start, in the order of time, and one walk writes.
 import triton
 import triton.language as tl
 
-from .functions import place
-from .memory import put
+from .functions import largest, place, sized
 from .tuples import (
     add_applied,
     channel_strides,
@@ -27,7 +26,6 @@ from .tuples import (
     masked,
     moved,
     note,
-    peak,
     placed,
     position,
     store_rows,
@@ -149,9 +147,13 @@ def reduce_walk(
         if BACK:
             grads = moved(grads, grad_step, SIGN * whole)
         for _ in range(n):
-            row = fetch_drives(inputs, steps, channels, 0, None if shape.aligned else lane, body, shape)
+            row = fetch_drives(
+                inputs, steps, channels, 0, None if shape.aligned else lane, body, shape
+            )
             if BACK:
-                grad = fetch_grads(grads, 0, grad_step, channel, None if shape.aligned else lane, body, shape)
+                grad = fetch_grads(
+                    grads, 0, grad_step, channel, None if shape.aligned else lane, body, shape
+                )
             else:
                 grad = ()
             state, jac = reduce_step(state, jac, row, grad, weights, body, shape, BACK)
@@ -219,6 +221,15 @@ def reduce_back(
     store_rows(here, 2 * body.slots, jac, N, lane, shape)
 
 
+@triton.jit
+def finite_size(state, lane):
+    """1, or 0 if all are 0; infinite if a state is not finite."""
+    most = 0.0
+    for i in tl.static_range(len(state)):
+        most = tl.maximum(most, largest(state[i], sized(state[i], 0.0), lane))
+    return most
+
+
 @triton.jit(do_not_specialize=["B", "chunks", "blocks", "once"])
 def chain(
     edges, miss, B, chunks, blocks, once,
@@ -250,6 +261,6 @@ def chain(
         for _ in range(once):
             store_rows(here, 0, state, N, lane, shape)
             if not BACK:
-                note(miss + chunk * blocks + index, peak(state, lane))
+                note(miss + chunk * blocks + index, finite_size(state, lane))
             state = add_applied(end, jac, state, body, BACK)
         end, jac = next_end, next_jac

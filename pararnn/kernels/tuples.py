@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .functions import both, far, jump, largest
+from .functions import both, far, jump, largest, sized
 from .memory import put, read, write_if
 
 
@@ -305,22 +305,40 @@ def note(at, value):
 
 
 @triton.jit
-def any_far(differences, values, tol, body: tl.constexpr):
-    """Lanes in which a difference of states is above the tolerance. That of a linear recurrence has
-    no units: a small state is as exact as a large one, and may grow."""
-    out = far(differences[0], scale_of(values[0], body), tol)
+def any_far(differences, values, past, tol, body: tl.constexpr):
+    """Lanes in which a difference of states is above the tolerance."""
+    out = far(differences[0], scale_of(values, past, 0, body), tol)
     for i in tl.static_range(1, body.slots):
-        out = out | far(differences[i], scale_of(values[i], body), tol)
+        out = out | far(differences[i], scale_of(values, past, i, body), tol)
     return out
 
 
 @triton.jit
-def scale_of(value, body: tl.constexpr):
-    """What a difference of states is compared to."""
+def scale_of(values, past, i: tl.constexpr, body: tl.constexpr):
+    """What a difference of states is compared to. In a linear recurrence a small state is as exact as
+    a large one, and may grow."""
     if body.linear:
-        return tl.abs(value)
+        return tl.abs(values[i])
     else:
-        return tl.maximum(tl.abs(value), 1.0)
+        return sized(values[i], past[i])
+
+
+@triton.jit
+def absolute(values, COUNT: tl.constexpr):
+    out = ()
+    for i in tl.static_range(COUNT):
+        out = out + (tl.abs(values[i]),)
+    return out
+
+
+@triton.jit
+def grown(past, state, row, body: tl.constexpr):
+    """The largest states since a reset, with one more."""
+    out = ()
+    past = clear(row, past, body)
+    for i in tl.static_range(len(past)):
+        out = out + (tl.maximum(past[i], tl.abs(state[i])),)
+    return out
 
 
 @triton.jit

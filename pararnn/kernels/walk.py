@@ -17,9 +17,9 @@ mismatches.
 import triton
 import triton.language as tl
 
-from .functions import far, jump, largest, place, worst
-from .memory import read
+from .functions import largest, place, sized, worst
 from .tuples import (
+    absolute,
     add_applied,
     any_far,
     channel_strides,
@@ -29,6 +29,7 @@ from .tuples import (
     entries_of,
     fetch_drives,
     fetch_states,
+    grown,
     identity,
     jumps,
     load_params,
@@ -41,7 +42,6 @@ from .tuples import (
     peak,
     placed,
     placed_states,
-    scale_of,
     store_rows,
     store_slots,
     store_states,
@@ -53,10 +53,11 @@ from .tuples import (
 
 @triton.jit
 def forward_step(
-    state, jac, row, weights, stored, j, mask,
-    body: tl.constexpr, shape: tl.constexpr, JAC: tl.constexpr,
+    state, jac, past, row, weights, stored, j, mask,
+    body: tl.constexpr, shape: tl.constexpr, JAC: tl.constexpr, MEET: tl.constexpr,
 ):  # fmt: skip
-    """One step, whose state is written; with ``JAC``, its Jacobian times the product so far."""
+    """One step, whose state is written; with ``JAC``, its Jacobian times the product so far; and
+    the largest states, where they are asked for."""
     state = clear(row, state, body)
     drives = drives_of(row, body, shape)
     if JAC and not body.reduced:
@@ -66,18 +67,22 @@ def forward_step(
         jac = multiply(entries, jac, body, "step_product")
     else:
         state = body.step(*state, *drives, *weights)
+    if JAC or MEET:
+        past = grown(past, state, row, body)
     store_states(stored, state, j, mask, body, shape)
-    return state, jac
+    return state, jac, past
 
 
 @triton.jit
 def forward_block(
-    state, jac, rows, weights, stored, mask,
-    body: tl.constexpr, shape: tl.constexpr, JAC: tl.constexpr,
+    state, jac, past, rows, weights, stored, mask,
+    body: tl.constexpr, shape: tl.constexpr, JAC: tl.constexpr, MEET: tl.constexpr,
 ):  # fmt: skip
     for j in tl.static_range(body.unroll):
-        state, jac = forward_step(state, jac, rows[j], weights, stored, j, mask, body, shape, JAC)
-    return state, jac
+        state, jac, past = forward_step(
+            state, jac, past, rows[j], weights, stored, j, mask, body, shape, JAC, MEET
+        )
+    return state, jac, past
 
 
 @triton.jit
@@ -103,10 +108,11 @@ def walk(
     state, weights, inputs, stored, steps, channels, lane, n, write, once, tol,
     body: tl.constexpr, shape: tl.constexpr, JAC: tl.constexpr, MEET: tl.constexpr,
 ):  # fmt: skip
-    """n steps from a state: the state after them, their Jacobian product, and whether the walk
-    met the stored states on its way, so that those after hold."""
+    """n steps from a state: the state after them, their Jacobian product, the largest states, and
+    whether the walk met the stored states on its way, so that those after hold."""
     U: tl.constexpr = body.unroll
     jac = identity(state[0], body)
+    past = absolute(state, body.pasts)
     met = n < 0
     mask = masked(lane, write, shape)
     states = stored_steps(body, shape)
@@ -120,23 +126,27 @@ def walk(
         inputs = moved(inputs, steps, tl.where(n >= 2 * U, U, 0))
         following = fetch_block(inputs, steps, channels, lane, n, body, shape, 1, False)
         for _ in range(once):
-            state, jac = forward_block(state, jac, rows, weights, stored, mask, body, shape, JAC)
+            state, jac, past = forward_block(
+                state, jac, past, rows, weights, stored, mask, body, shape, JAC, MEET
+            )
         rows = following
         stored = moved(stored, states, U)
         n -= U
         if MEET:
-            differs = any_far(jumps(state, old), old, tol / 4, body)
+            differs = any_far(jumps(state, old), old, past, tol / 4, body)
             met = tl.max(tl.where(lane, differs.to(tl.int32), 0)) == 0
     inputs = moved(inputs, steps, whole)
     if met == 0:
         for _ in range(n):
-            row = fetch_drives(inputs, steps, channels, 0, None if shape.aligned else lane, body, shape)
-            state, jac = forward_step(
-                state, jac, row, weights, stored, 0, mask, body, shape, JAC
+            row = fetch_drives(
+                inputs, steps, channels, 0, None if shape.aligned else lane, body, shape
+            )
+            state, jac, past = forward_step(
+                state, jac, past, row, weights, stored, 0, mask, body, shape, JAC, MEET
             )
             inputs = moved(inputs, steps, 1)
             stored = moved(stored, states, 1)
-    return state, jac, met
+    return state, jac, past, met
 
 
 @triton.jit(do_not_specialize=["B", "T", "L", "W", "chunks", "blocks", "once"])
@@ -164,19 +174,20 @@ def forward(
                 state = load_rows(here, 0, body.slots, N, lane)
             at = placed(inputs, batch, steps, columns, b, d, begin, body)
             out = placed_states(stored, b, d, begin, T, body, shape)
-            state, jac, met = walk(
+            state, jac, past, met = walk(
                 state, w, at, out, steps, columns, lane, count, True, once, tol,
                 body, shape, False, False,
             )  # fmt: skip
             store_rows(here, body.slots, state, N, lane, shape)
         else:
             jac = zeros(body.entries, shape)
+            past = zeros(body.pasts, shape)
             for phase in range(2):
                 t = tl.where(phase == 0, early, begin)
                 n = tl.where(phase == 0, (begin - early).to(tl.int32), count)
                 at = placed(inputs, batch, steps, columns, b, d, t, body)
                 out = placed_states(stored, b, d, t, T, body, shape)
-                state, jac, met = walk(
+                state, jac, past, met = walk(
                     state, w, at, out, steps, columns, lane, n, phase == 1, once, tol,
                     body, shape, True, False,
                 )  # fmt: skip
@@ -184,10 +195,11 @@ def forward(
                     store_rows(here, 0, state, N, lane, shape)
             store_rows(here, body.slots, state, N, lane, shape)
             store_rows(here, 2 * body.slots, jac, N, lane, shape)
+            store_rows(here, 2 * body.slots + body.entries, past, N, lane, shape)
     else:
         at = placed(inputs, batch, steps, columns, b, d, begin, body)
         out = placed_states(stored, b, d, begin, T, body, shape)
-        state, jac, met = walk(
+        state, jac, past, met = walk(
             state, w, at, out, steps, columns, lane, count, True, once, tol,
             body, shape, False, False,
         )  # fmt: skip
@@ -196,15 +208,16 @@ def forward(
 
 
 @triton.jit
-def shift_of(here, chunk, state, N, lane, tol, body: tl.constexpr):
+def shift_of(here, chunk, state, past, N, lane, tol, body: tl.constexpr):
     """What a chunk's start must move by: the difference to the end of the chunk before, and those of
-    the chunks before that, each times the product of Jacobians since; and that end."""
+    the chunks before that, each times the product of Jacobians since; that end, and its past."""
     record = body.rows * N
     ends = state
     shift = jumps(state, state)
     if chunk > 0:
         there = here - record
         ends = load_rows(there, body.slots, body.slots, N, lane)
+        past = load_rows(there, 2 * body.slots + body.entries, body.pasts, N, lane)
         shift = jumps(ends, state)
         product = load_rows(there, 2 * body.slots, body.entries, N, lane)
         negligible = 0.0 if body.linear else tol / 16
@@ -217,7 +230,7 @@ def shift_of(here, chunk, state, N, lane, tol, body: tl.constexpr):
             before = load_rows(there, 2 * body.slots, body.entries, N, lane)
             product = multiply(product, before, body, "product_product")
             left -= 1
-    return shift, ends
+    return shift, ends, past
 
 
 @triton.jit
@@ -233,11 +246,14 @@ def corrected(state, shift, ends, body: tl.constexpr):
 
 
 @triton.jit
-def mismatch(shift, ends, lane, body: tl.constexpr):
-    """Largest shift, relative to the states."""
+def mismatch(shift, ends, past, start, lane, body: tl.constexpr):
+    """Largest shift, relative to the states; where one of a linear recurrence is 0, to its guess."""
     most = 0.0
     for i in tl.static_range(body.slots):
-        scale = tl.maximum(tl.abs(ends[i]), 1.0)
+        if body.linear:
+            scale = sized(ends[i], tl.abs(start[i]))
+        else:
+            scale = sized(ends[i], past[i])
         most = tl.maximum(most, largest(shift[i], scale, lane))
     return most
 
@@ -264,9 +280,10 @@ def correct(
         start = load_rows(here, 0, body.slots, N, lane)
         end = load_rows(here, body.slots, body.slots, N, lane)
         jac = load_rows(here, 2 * body.slots, body.entries, N, lane)
-        shift, before = shift_of(here, chunk, start, N, lane, tol, body)
-        note(noted, mismatch(shift, before, lane, body))
-        loose = lane & any_far(shift, before, tol, body)
+        past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
+        shift, before, before_past = shift_of(here, chunk, start, past, N, lane, tol, body)
+        note(noted, mismatch(shift, before, before_past, start, lane, body))
+        loose = lane & any_far(shift, before, before_past, tol, body)
         if tl.max(loose.to(tl.int32)) > 0:
             steps = time_strides(strides, body, shape)
             columns = channel_strides(channels, shape)
@@ -275,7 +292,7 @@ def correct(
             at = placed(inputs, batch, steps, columns, b, d, begin, body)
             out = placed_states(stored, b, d, begin, T, body, shape)
             n = tl.minimum(L, T - begin).to(tl.int32)
-            state, product, met = walk(
+            state, product, past, met = walk(
                 start, w, at, out, steps, columns, lane, n, True, once, tol,
                 body, shape, not body.linear, MEET,
             )  # fmt: skip
@@ -288,6 +305,7 @@ def correct(
         store_rows(here, 0, start, N, lane, shape)
         store_rows(here, body.slots, end, N, lane, shape)
         store_rows(here, 2 * body.slots, jac, N, lane, shape)
+        store_rows(here, 2 * body.slots + body.entries, past, N, lane, shape)
     else:
         note(noted, 0.0)
 
@@ -327,11 +345,14 @@ def repair(
         if not body.reduced:
             here += (k % 2) * chunks * record
         ends = load_rows(here, body.slots, body.slots, N, lane)
+        before_past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
         for chunk in range(1, chunks):
             here += record
             start = load_rows(here, 0, body.slots, N, lane)
             end = load_rows(here, body.slots, body.slots, N, lane)
-            loose = lost(start, lane & any_far(jumps(ends, start), ends, tol, body), body)
+            past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
+            loose = lane & any_far(jumps(ends, start), ends, before_past, tol, body)
+            loose = lost(start, loose, body)
             if tl.max(loose.to(tl.int32)) > 0:
                 total += 1
                 begin = tl.cast(chunk, tl.int64) * L
@@ -339,20 +360,18 @@ def repair(
                 at = placed(inputs, batch, steps, columns, b, d, begin, body)
                 out = placed_states(stored, b, d, begin, T, body, shape)
                 n = tl.minimum(L, T - begin).to(tl.int32)
-                state, jac, met = walk(
+                state, jac, past, met = walk(
                     state, w, at, out, steps, columns, lane, n, True, once, tol,
                     body, shape, False, MEET,
                 )  # fmt: skip
                 end = choose(met, end, state)
-            ends = end
+            ends, before_past = end, past
         store_slots(final, ends, b, d, lane, body, shape)
     note(miss + k * chunks * blocks + index, total)
 
 
 @triton.jit(do_not_specialize=["B"])
-def decode(
-    inputs, h, weights, batch, channels, out, B, body: tl.constexpr, shape: tl.constexpr
-):
+def decode(inputs, h, weights, batch, channels, out, B, body: tl.constexpr, shape: tl.constexpr):
     """One step; every program reads its lanes before it writes them, so ``out`` may be ``h``."""
     b, d, lanes, lane = place(tl.program_id(0), B, shape.width, shape.block, shape.aligned)
     w = load_params(weights, d, lane, body, shape)

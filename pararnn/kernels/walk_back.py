@@ -12,7 +12,7 @@ and of the parameters, by chunk.
 import triton
 import triton.language as tl
 
-from .functions import far, largest, place
+from .functions import far, place
 from .memory import put, read, write_if
 from .tuples import (
     add_applied,
@@ -35,7 +35,6 @@ from .tuples import (
     peak,
     placed,
     placed_states,
-    slot_at,
     store_rows,
     store_slots,
     stored_steps,
@@ -154,9 +153,7 @@ def store_bar(at, value, mask, PART: tl.constexpr, shape: tl.constexpr):
 
 
 @triton.jit
-def store_bars(
-    at, values, j, mask, body: tl.constexpr, shape: tl.constexpr, PART: tl.constexpr
-):
+def store_bars(at, values, j, mask, body: tl.constexpr, shape: tl.constexpr, PART: tl.constexpr):
     """Store the cotangents of the drives of the step ``j`` before the pointers."""
     for k in tl.static_range(body.drives):
         if not field(body, "given", k):
