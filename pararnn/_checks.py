@@ -56,7 +56,7 @@ def bound(name: str, value: object) -> float | None:
         return None
     wanted = "a positive number or None (no bound)"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), expected {wanted}.")
+        raise ValueError(f"{name}: got {value!r} ({type(value).__name__}), expected {wanted}.")
     if not 0 < value < math.inf:
         raise ValueError(f"{name}: got {value!r}, expected {wanted}.")
     return float(value)
