@@ -180,7 +180,8 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
             f"dt: got a time gap of {float(worst):.3g}, expected none that is NaN or below 0; sort the "
             "sequence by time."
         )
-    return gaps.to(cell.state_dtype).clamp_max(FOREVER)
+    # A NaN stays one, and a gap that is finite stays what it is.
+    return torch.nan_to_num(gaps.to(cell.state_dtype), nan=math.nan, posinf=FOREVER)
 
 
 def readable(value: Tensor) -> bool:
