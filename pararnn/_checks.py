@@ -57,7 +57,7 @@ def bound(name: str, value: object) -> float | None:
         return None
     wanted = "a positive number or None (no bound)"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), expected {wanted}.")
+        raise ValueError(f"{name}: got {value!r} ({type(value).__name__}), expected {wanted}.")
     if not 0 < value < math.inf:
         raise ValueError(f"{name}: got {value!r}, expected {wanted}.")
     return float(value)
@@ -187,7 +187,8 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
             f"dt: got a time gap of {float(worst):.3g}, expected none that is NaN or below 0; sort the "
             "sequence by time."
         )
-    return gaps.to(cell.state_dtype).clamp_max(FOREVER)
+    # A NaN stays one, and a gap that is finite stays what it is.
+    return torch.nan_to_num(gaps.to(cell.state_dtype), nan=math.nan, posinf=FOREVER)
 
 
 def readable(value: Tensor) -> bool:

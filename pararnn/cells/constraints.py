@@ -47,7 +47,7 @@ class BoundedCell(Cell):
 
     Raises
     ------
-    TypeError, ValueError
+    ValueError
         If the bound is neither None nor a positive number.
     """
 

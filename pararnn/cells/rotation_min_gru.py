@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
-from ..spec import Spec, cos, sigmoid, sin, snap, tanh
+from ..spec import Spec, cos, sigmoid, sin, snap_angle, tanh
 from .facts import Deviation, Facts, Source, Symbol
 from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, VANILLA
 from .mixer import Mixer, decay_stage, faded
@@ -30,7 +30,7 @@ def rotation_spec(snapped: bool, decay: str | None, log1p_delta: bool) -> Spec:
         u_theta, u_d = s.drives("u_theta u_d")
         m = s.constants("m")[0] if snapped else None
         gamma = decay_stage(s, decay, log1p_delta)
-        theta = s.let("theta", snap(u_theta, m) if snapped else u_theta)
+        theta = s.let("theta", snap_angle(u_theta, m) if snapped else u_theta)
         c, b = s.let("c", cos(theta)), s.let("s", sin(theta))
         d = s.let("d", tanh(u_d))
         z_x, z_y = s.let("z_x", sigmoid(u_zx)), s.let("z_y", sigmoid(u_zy))
@@ -178,7 +178,9 @@ class RotationMinGRU(LearnedStart):
             Symbol("c_t, s_t", "(B, d_h / 2)", "its cosine and sine"),
             Symbol("d_t", "(B, d_h / 2)", "scale of the second axis before the turn, in (−1, 1)"),
             Symbol("m", "(d_h / 2,)", "orders of rotation; a constant"),
-            Symbol(r"\operatorname{snap}(x, m)", "scalar", "nearest multiple of 2π/m"),
+            Symbol(
+                r"\operatorname{snap}(x, m)", "scalar", "nearest multiple of 2π/m, less whole turns"
+            ),
             Symbol(
                 "W_*, b_*", "(d_h / 2, d_in), (d_h / 2,)", "input weights, packed in one Linear"
             ),

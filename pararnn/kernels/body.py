@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +34,7 @@ class Constant:
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.key == other.key  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.key == other.key
 
     @property
     def cache_key(self) -> str:
@@ -172,27 +171,25 @@ def closure(step: list[Entry], slots: int) -> list[Entry]:
     return sorted(found)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Shape(Constant):
     """One layout of tensors: ``width`` channels, ``columns`` numbers a step of the drives (side by
     side if ``packed``), cotangents of the output side by side if ``dense``, ``block`` lanes a
     program, which all exist if ``aligned``, and the ``dtype`` of states."""
 
-    width: Any
-    columns: Any
-    packed: Any
-    dense: Any
-    block: Any
-    aligned: Any
-    dtype: Any
-    key: str
+    def __init__(
+        self, width: int, columns: int, packed: bool, dense: bool, block: int, dtype: tl.dtype
+    ):
+        constant = tl.constexpr
+        self.width, self.columns = constant(width), constant(columns)
+        self.packed, self.dense = constant(packed), constant(dense)
+        self.block, self.aligned = constant(block), constant(width % block == 0)
+        self.dtype = constant(dtype)
+        self.key = f"{width}x{columns}{'p' * packed}{'d' * dense}_{block}_{dtype}"
 
-    @staticmethod
-    @lru_cache(maxsize=4096)
-    def of(
-        width: int, columns: int, packed: bool, dense: bool, block: int, dtype: tl.dtype
-    ) -> Shape:
-        aligned = width % block == 0
-        key = f"{width}x{columns}{'p' * packed}{'d' * dense}_{block}_{dtype}"
-        fields = (width, columns, packed, dense, block, aligned, dtype)
-        return Shape(*map(tl.constexpr, fields), key)
+
+@lru_cache(maxsize=4096)
+def shape(
+    width: int, columns: int, packed: bool, dense: bool, block: int, dtype: tl.dtype
+) -> Shape:
+    """The :class:`Shape` of these sizes, made once."""
+    return Shape(width, columns, packed, dense, block, dtype)

@@ -195,6 +195,11 @@ def double(x, value: tl.constexpr):
 
 @triton.jit
 def snap(x, m):
+    return nearest(x * (m * 0.15915494309189535)) * (6.283185307179586 / m)
+
+
+@triton.jit
+def snap_angle(x, m):
     """Counts in float64, and takes whole turns off the count, which is exact."""
     wide, order = x.to(tl.float64), m.to(tl.float64)
     count = nearest(wide * (order * double(wide, 0.15915494309189535)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._checks import state_dtype
 from ..spec import Spec
-from .body import Shape, body
+from .body import Shape, body, shape
 from .plan import Plan
 from .reduce import chain, reduce, reduce_back
 from .support import channels
@@ -74,7 +74,7 @@ class Problem:
         """How the tensors lie."""
         wide = self.drives[0].shape[2]
         packed = all(u.stride(1) == wide and u.stride(2) == 1 for u in self.drives)
-        return Shape.of(self.width, wide, packed, dense, plan.block, STATE[self.dtype])
+        return shape(self.width, wide, packed, dense, plan.block, STATE[self.dtype])
 
 
 def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -171,7 +171,7 @@ def run_decode(
     given = (u,) if dt is None else (u, dt)
     block = 128 if D % 128 == 0 else 32
     made = body(spec, 1, False)
-    shape = Shape.of(D, u.shape[1], u.stride(1) == 1, False, block, STATE[state_dtype(u.dtype)])
+    layout = shape(D, u.shape[1], u.stride(1) == 1, False, block, STATE[state_dtype(u.dtype)])
     decode[(-(-B * D // block),)](
         given,
         h,
@@ -181,6 +181,6 @@ def run_decode(
         out,
         B,
         body=made,
-        shape=shape,
+        shape=layout,
         num_warps=block // 32,
     )

@@ -32,5 +32,8 @@ def unprintable(spec: Spec) -> str | None:
         for power in expr.atoms(sympy.Pow):
             exponent = power.exp
             if not exponent.is_number or float(2 * exponent) != int(2 * exponent):
-                return f"{power} has an exponent that is no integer or half of one"
+                return (
+                    f"its expressions cannot be printed for Triton: got the power {power}, expected "
+                    "an integer or half of one as exponent"
+                )
     return None

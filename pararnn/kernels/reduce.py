@@ -237,7 +237,7 @@ def chain(
 ):  # fmt: skip
     """What enters every chunk on the left (backwards: on the right), one after the other."""
     index = tl.program_id(0)
-    b, d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
+    _b, _d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
     N = tl.cast(B, tl.int64) * shape.width
     SIGN: tl.constexpr = -1 if BACK else 1
     record = SIGN * body.rows * N

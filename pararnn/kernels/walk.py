@@ -373,7 +373,7 @@ def repair(
 @triton.jit(do_not_specialize=["B"])
 def decode(inputs, h, weights, batch, channels, out, B, body: tl.constexpr, shape: tl.constexpr):
     """One step; every program reads its lanes before it writes them, so ``out`` may be ``h``."""
-    b, d, lanes, lane = place(tl.program_id(0), B, shape.width, shape.block, shape.aligned)
+    b, d, _lanes, lane = place(tl.program_id(0), B, shape.width, shape.block, shape.aligned)
     w = load_params(weights, d, lane, body, shape)
     columns = channel_strides(channels, shape)
     at = placed(inputs, batch, batch, columns, b, d, 0, body)

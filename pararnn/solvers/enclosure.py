@@ -204,16 +204,29 @@ def _positive_slope(x: Ball, y: Ball) -> Ball:
     return Ball(value, torch.where(lo >= 0, torch.zeros_like(one), radius))
 
 
-def _snap(x: Ball | float, m: Ball | float) -> Ball:
-    """Where the nearest multiple is not certain, a radius of the multiples that it may be."""
+def _counted(x: Ball | float, m: Ball | float) -> tuple[Ball, Ball]:
+    """The number of the nearest multiple of ``2π/m``, and that unit. Where it is not certain, a radius
+    of the multiples that it may be."""
     x, m = Ball.of(x), Ball.of(m)
     turns = x * m * Ball(torch.tensor(0.5 / math.pi, dtype=torch.float64), EPS)
     count = turns.value.round()
     sure = (turns.value - count).abs() + turns.radius < 0.5 - EPS * (1 + count.abs())
-    count = count - m.value * (count / m.value).round()  # less whole turns
-    near = torch.where(sure, torch.zeros_like(count), turns.radius + 2 + m.value.abs() + 0 * count)
+    near = torch.where(sure, torch.zeros_like(count), turns.radius + 2 + 0 * count)
     full = Ball(torch.tensor(2 * math.pi, dtype=torch.float64), 8 * EPS)
-    return Ball(count, near) * (full / m)
+    return Ball(count, near), full / m
+
+
+def _snap(x: Ball | float, m: Ball | float) -> Ball:
+    count, unit = _counted(x, m)
+    return count * unit
+
+
+def _snap_angle(x: Ball | float, m: Ball | float) -> Ball:
+    """Less whole turns; where the multiple is not certain, so is the turn."""
+    (count, unit), order = _counted(x, m), Ball.of(m).value
+    whole = count.value - order * (count.value / order).round()
+    unsure = torch.where(count.radius > 0, count.radius + order.abs(), count.radius)
+    return Ball(whole, unsure) * unit
 
 
 def _linear(act: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Ball, Ball], Ball]:
@@ -252,6 +265,7 @@ BALLS: dict[str, Any] = {
     "heaviside": _heaviside,
     "positive_slope": _positive_slope,
     "snap": _snap,
+    "snap_angle": _snap_angle,
     "square": lambda x: x * x,
     "zero": lambda x: Ball(torch.zeros_like(x.value)),
     "ratio": _ratio,

@@ -55,6 +55,12 @@ def _positive_slope(x: Tensor, y: Tensor) -> Tensor:
 
 
 def snap(x: Tensor, m: Tensor | float) -> Tensor:
+    """The multiple of ``2π/m`` nearest to ``x``, exactly; its derivative is 1."""
+    near = torch.round(x.detach() * (m * (0.5 / math.pi))) * (2 * math.pi / m)
+    return near + (x - x.detach()) if _watched(x) else near
+
+
+def snap_angle(x: Tensor, m: Tensor | float) -> Tensor:
     """The multiple of ``2π/m`` nearest to ``x``, less whole turns, exactly; its derivative is 1.
 
     It counts in float64: a float32 angle of 1e3 is off by 3e-5 from its own multiple.
@@ -114,6 +120,7 @@ NAMESPACE: dict[str, Any] = {
     "positive": _positive,
     "positive_slope": _positive_slope,
     "snap": snap,
+    "snap_angle": snap_angle,
     "sin": torch.sin,
     "cos": torch.cos,
     "softplus": _softplus,

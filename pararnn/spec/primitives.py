@@ -101,8 +101,7 @@ class positive_slope(Strict):
 
 
 class snap(Strict):
-    r"""The multiple of ``2π/m`` that is nearest to ``x``, halves to the even one, less whole turns:
-    an angle from ``-π`` to ``π``, so that its sine and cosine keep their digits.
+    r"""The multiple of ``2π/m`` that is nearest to ``x``, halves to the even one.
 
     Its derivative with respect to ``x`` is 1 by definition, where that of a function constant in
     pieces would be 0: a straight-through estimator (Bengio et al., arXiv:1308.3432).
@@ -112,6 +111,11 @@ class snap(Strict):
 
     def fdiff(self, argindex: int = 1) -> sympy.Expr:
         return sympy.Integer(int(argindex == 1))
+
+
+class snap_angle(snap):
+    r"""``snap(x, m)`` less whole turns: an angle from ``-π`` to ``π``, so that sine and cosine of it
+    keep their digits, for a float32 angle of any size."""
 
 
 class heaviside(Strict):
@@ -247,6 +251,14 @@ def _positive_slope(x: Interval, y: Interval | None = None) -> np.ndarray:
     return np.where(x.hi >= 0, 1.0, above(high * (1 - high)))
 
 
+def _around(x: Interval, m: Interval) -> Interval:
+    """Within half a step of ``2π/|m|`` of ``x``."""
+    smallest = np.where((m.lo <= 0) & (m.hi >= 0), 0.0, np.minimum(abs(m.lo), abs(m.hi)))
+    with np.errstate(divide="ignore"):
+        half = above(np.pi / smallest)
+    return Interval(below(x.lo - half), above(x.hi + half))
+
+
 def _half_turn(x: Interval, m: Interval) -> Interval:
     """Whatever the angle is, at most half a turn, and a rounding."""
     half = np.full(np.broadcast(x.lo, m.lo).shape, np.nextafter(np.pi, 4))
@@ -365,6 +377,16 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
         Primitive(
             "snap",
             snap,
+            r"\operatorname{snap}",
+            lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
+            _around,
+            lambda x, m: (np.ones(np.shape(x.lo)), np.zeros(np.shape(m.lo))),
+            lambda x, m: np.zeros(np.shape(x.lo)),
+            arity=2,
+        ),
+        Primitive(
+            "snap_angle",
+            snap_angle,
             r"\operatorname{snap}",
             lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
             _half_turn,

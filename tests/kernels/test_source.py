@@ -113,10 +113,7 @@ def test_constants_are_told_apart_by_what_they_call():
     import triton.language as tl
 
     shapes = [
-        Shape.of(8, 24, p, d, 32, t)
-        for p in (0, 1)
-        for d in (0, 1)
-        for t in (tl.float32, tl.float64)
+        Shape(8, 24, p, d, 32, t) for p in (0, 1) for d in (0, 1) for t in (tl.float32, tl.float64)
     ]
     assert len({repr(s) for s in shapes}) == 8
 
