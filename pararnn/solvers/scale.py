@@ -75,7 +75,8 @@ def _running_since(x: Tensor, reset: Tensor) -> Tensor:
     """Running maximum along dimension 1 over what has the same number ``reset`` ``(B, P)``."""
     back, dims = 1, x.ndim - 2
     while back < x.shape[1]:
-        same = (reset[:, back:] == reset[:, :-back]).reshape(x.shape[0], -1, *(1,) * dims)
+        same = reset[:, back:] == reset[:, :-back]
+        same = same.reshape(*same.shape, *(1,) * dims)
         later = torch.maximum(x[:, back:], torch.where(same, x[:, :-back], 0))
         x, back = torch.cat([x[:, :back], later], 1), 2 * back
     return x
@@ -106,7 +107,7 @@ def sizes(
         now, shape = of[:, :, -1], (1,) * (states.ndim - 2)
         since = (of == now.unsqueeze(2)).reshape(*of.shape, *shape)
         size = _largest(torch.where(since, tails, 0))
-        held = (now[:, 0] == 0).reshape(-1, *shape)
+        held = (now[:, 0] == 0).reshape(now.shape[0], *shape)
         size[:, 0] = torch.maximum(size[:, 0], torch.where(held, start, 0))
         size = _running_since(size, now)
     size = spread(size, algebra, states.ndim - 2)
