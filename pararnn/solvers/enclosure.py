@@ -204,10 +204,9 @@ def _positive_slope(x: Ball, y: Ball) -> Ball:
     return Ball(value, torch.where(lo >= 0, torch.zeros_like(one), radius))
 
 
-def _counted(x: Ball | float, m: Ball | float) -> tuple[Ball, Ball]:
+def _counted(x: Ball, m: Ball) -> tuple[Ball, Ball]:
     """The number of the nearest multiple of ``2π/m``, and that unit. Where it is not certain, a radius
     of the multiples that it may be."""
-    x, m = Ball.of(x), Ball.of(m)
     turns = x * m * Ball(torch.tensor(0.5 / math.pi, dtype=torch.float64), EPS)
     count = turns.value.round()
     sure = (turns.value - count).abs() + turns.radius < 0.5 - EPS * (1 + count.abs())
@@ -217,15 +216,16 @@ def _counted(x: Ball | float, m: Ball | float) -> tuple[Ball, Ball]:
 
 
 def _snap(x: Ball | float, m: Ball | float) -> Ball:
-    count, unit = _counted(x, m)
+    count, unit = _counted(Ball.of(x), Ball.of(m))
     return count * unit
 
 
 def _snap_angle(x: Ball | float, m: Ball | float) -> Ball:
     """Less whole turns; where the multiple is not certain, so is the turn."""
-    (count, unit), order = _counted(x, m), Ball.of(m).value
+    (count, unit), order = _counted(Ball.of(x), Ball.of(m)), Ball.of(m).value
     whole = count.value - order * (count.value / order).round()
-    unsure = torch.where(count.radius > 0, count.radius + order.abs(), count.radius)
+    radius = torch.as_tensor(count.radius)
+    unsure = torch.where(radius > 0, radius + order.abs(), radius)
     return Ball(whole, unsure) * unit
 
 
