@@ -49,7 +49,13 @@ GUARDS = {
     "layers": ("tests/property/test_layers.py",),
     "kernels": (),
 }  # fmt: skip
-TEST_NAMES = {"api": "solution", "config": "config", "implicit": "derivatives", "fused": "scans"}
+TEST_NAMES = {
+    "api": "solution", "config": "config", "implicit": "derivatives", "fused": "scans",
+    "walk": "kernels", "walk_back": "kernels", "reduce": "kernels", "tuples": "kernels",
+    "launch": "kernels", "memory": "kernels", "body": "source", "programs": "source",
+    "plan": "source", "primitives": "interval", "backends": "programs", "expressions": "programs",
+    "torch_backend": "programs", "enclosure": "certificate_rounding", "chunks": "affine",
+}  # fmt: skip
 """The word in the name of the test file, for modules whose tests are called otherwise."""
 COPIED = ("pararnn", "tests", "conformance", "tools", "benchmarks", "conftest.py", "pyproject.toml")
 LONGEST = 600
