@@ -9,8 +9,8 @@ after the other, and gives the numbers of :func:`pararnn.tasks.probe` (a test co
 
 Every finished seed is one line of JSON in the file. What is in the file is not run again, so a run
 that was stopped goes on where it was. No job starts that would not end before `--minutes`; what runs
-45 seconds later is stopped. `--smoke` trains every row for a few steps, captured and not, and says
-how far the losses differ and how long a step takes.
+then is measured at its next check, and counts as not finished. `--smoke` trains every row for a few
+steps, captured and not, and says how far the losses differ and how long a step takes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import dataclasses
 import datetime
 import gc
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -46,7 +47,6 @@ from torch.nn import functional as F  # noqa: E402
 from pararnn.tasks import PROTOCOLS, TASKS, WORDS, Batch, Evaluation, Protocol, Task, evaluate  # noqa: E402
 
 GRID = HERE / "probe_grid.toml"
-GRACE = 45.0  # seconds after the budget, until jobs that still run are stopped
 PATIENCE = 10.0  # seconds between two lines of progress
 UNASKED = -100
 
@@ -242,8 +242,11 @@ class Run:
         self.loss = torch.zeros((), device=device)
         self.graph: Any = None
         self.stream: Any = torch.cuda.Stream(device) if cuda else None
+        if cuda:
+            torch.cuda.synchronize()  # the stream does not wait for what was put there
         self.best: dict[str, Tensor] | None = None
-        self.kept, self.checks, self.done = 0, list[tuple[int, float, float]](), False
+        self.checks: list[tuple[int, float, float]] = []
+        self.kept, self.done, self.cut = 0, False, False
 
     def eager(self) -> None:
         """One step of the optimizer, on the next batch."""
@@ -328,7 +331,8 @@ class Run:
             "protocol": dataclasses.asdict(p),
         }
         rate = rates(self.model)
-        return found if rate is None else found | {"rate": rate}
+        found |= {} if rate is None else {"rate": rate}
+        return found | {"cut": True} if self.cut else found
 
 
 def train(
@@ -339,9 +343,13 @@ def train(
     emit: Callable[[dict[str, Any]], None],
     tell: Callable[[float], None] = lambda part: None,
     together: bool | None = None,
+    until: float = math.inf,
 ) -> None:
     """All seeds of all rows, by default together on a GPU and one after the other on a CPU.
-    ``tell`` is given the part of the steps that is behind."""
+
+    ``tell`` is given the part of the steps that is behind. At the first check after the time
+    ``until``, all runs end as if that were their last step; their results have ``cut``.
+    """
     cuda = device.type == "cuda"
     together = cuda if together is None else together
     pairs = [(row, seed) for row in rows for seed in row.seeds]
@@ -367,13 +375,15 @@ def train(
                 continue
             if cuda:
                 torch.cuda.synchronize()
-            for run in checked:
+            late = time.time() > until
+            for run in active if late else checked:
                 run.check(step, tasks[run.row.task])
-                if run.done:
+                run.cut = late and not run.done
+                if run.done or run.cut:
                     seconds = round(time.perf_counter() - began, 2)
                     found = run.result(tasks[run.row.task])
                     emit(found | {"seconds": seconds, "together": len(runs)})
-            active = [run for run in active if not run.done]
+            active = [run for run in active if not (run.done or run.cut)]
             tell(step / last)
 
 
@@ -390,6 +400,8 @@ def smoke(row: Row, device: torch.device, scratch: Path | None, steps: int = 20)
         losses[capture] = []
         for _ in range(steps):
             run.step()
+            if run.stream is not None:
+                run.stream.synchronize()
             losses[capture].append(float(run.loss))
         since = time.perf_counter()
         for _ in range(steps):
@@ -467,7 +479,7 @@ def work(pipe: Connection, device_name: str, scratch: Path | None) -> None:
     device = torch.device(device_name)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     while True:
-        job, only_smoke = pipe.recv()
+        job, only_smoke, until = pipe.recv()
         try:
             if only_smoke:
                 pipe.send(("smoke", smoke(job.rows[0], device, scratch)))
@@ -479,6 +491,7 @@ def work(pipe: Connection, device_name: str, scratch: Path | None) -> None:
                     job.capture,
                     lambda found: pipe.send(("result", found)),
                     lambda part: pipe.send(("part", part)),
+                    until=until,
                 )
             pipe.send(("done", None))
         except Exception:
@@ -502,9 +515,9 @@ class Worker:
         self.job: Job | None = None
         self.part, self.since = 0.0, 0.0
 
-    def give(self, job: Job, only_smoke: bool) -> None:
+    def give(self, job: Job, only_smoke: bool, until: float) -> None:
         self.job, self.part, self.since = job, 0.0, time.perf_counter()
-        self.pipe.send((job, only_smoke))
+        self.pipe.send((job, only_smoke, until))
 
     def stop(self) -> None:
         self.process.terminate()
@@ -517,6 +530,7 @@ class Grid:
     def __init__(self, args: argparse.Namespace, rows: list[Row], scratch: Path | None):
         self.args, self.scratch = args, scratch
         self.began = time.perf_counter()
+        self.until = time.time() + 60 * args.minutes
         alone = args.smoke or torch.device(args.device).type == "cpu"
         self.jobs = [Job([r]) for r in rows] if alone else bundled(rows, args.together)
         for job in self.jobs:
@@ -595,12 +609,12 @@ class Grid:
     def run(self) -> None:
         workers = [Worker(self.args.device, self.scratch) for _ in range(self.args.workers)]
         said = time.perf_counter()
-        while self.elapsed < 60 * self.args.minutes + GRACE:
+        while self.elapsed < 60 * self.args.minutes + self.args.grace:
             for i, worker in enumerate(workers):
                 if worker.job is None and (job := self.next_job()) is not None:
                     if not worker.process.is_alive():
                         workers[i] = worker = Worker(self.args.device, self.scratch)
-                    worker.give(job, self.args.smoke)
+                    worker.give(job, self.args.smoke, self.until)
             busy = {w.pipe: w for w in workers if w.job is not None}
             if not busy:
                 break
@@ -646,7 +660,7 @@ def finished(path: Path) -> set[tuple[str, int]]:
         except ValueError:
             continue
         lines.append(line)
-        if "seed" in entry:
+        if "seed" in entry and "cut" not in entry:
             found.add((entry["id"], entry["seed"]))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return found
@@ -701,6 +715,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--together", type=int, default=16, help="seeds of a job on a GPU")
     parser.add_argument("--drawers", type=int, default=6, help="processes that draw batches")
     parser.add_argument("--minutes", type=float, default=1e6, help="no job starts that ends later")
+    parser.add_argument("--grace", type=float, default=45, help="seconds later all is stopped")
     parser.add_argument("--only", action="append", help="rows whose id contains this; repeatable")
     parser.add_argument("--first", type=int, default=1, help="lowest priority number that runs")
     parser.add_argument("--last", type=int, default=99, help="highest")

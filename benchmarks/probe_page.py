@@ -1,7 +1,10 @@
 """Makes the tables and figures of the page of probes from the committed results.
 
     python benchmarks/probe_page.py
-    python benchmarks/probe_page.py --collect FILE.jsonl ... [--smoke FILE.jsonl]
+    python benchmarks/probe_page.py --collect FILE.jsonl ...
+
+(`probe_grid.py --device cpu --steps 100 --only parity-signed ...` gives the lines of the comparison
+with a CPU.)
 
 The second takes new lines of `probe_grid.py` into the results first. All else comes from the newest
 committed results and from `probe_grid.toml`; it is deterministic, and a test compares it with what
@@ -28,10 +31,10 @@ Found = dict[str, Any]
 LENGTHS = (64, 256, 512, 1024)
 SURE = 0.01  # level of the tests
 FIT = 0.99  # accuracy at length 128
-SMALL = 0.01  # a difference of accuracy that is too small to be called one
+CLOSE = 0.02  # means of accuracies that are as near as this are called equal
 KEPT = (
     "seed", "n_layers", "parameters", "steps", "kept", "scores", "fitted", "fit", "best", "finite",
-    "rate", "captured", "seconds", "together",
+    "rate", "captured", "seconds", "together", "cut",
 )  # fmt: skip
 SHARED = ("device", "torch", "triton", "python", "revision", "workers", "date")
 
@@ -54,20 +57,26 @@ def grid() -> list[Row]:
     ]
 
 
-def collect(files: Sequence[Path], smoke: Path | None) -> Path:
-    """New lines, taken into the results: by row and seed, the later one if there are two."""
+def collect(files: Sequence[Path]) -> Path:
+    """New lines, taken into the results: by row and seed, of two the one that was not cut short, or
+    the later one."""
     old = sorted(RESULTS.glob("*-h200-probes.json"))
-    found: Found = json.loads(old[-1].read_text(encoding="utf-8")) if old else {"runs": {}}
+    new: Found = {"runs": {}, "cpu": {}}
+    found: Found = json.loads(old[-1].read_text(encoding="utf-8")) if old else new
     for line in (line for f in files for line in f.read_text(encoding="utf-8").splitlines()):
         run = json.loads(line)
+        if not run["captured"]:  # from a CPU, to compare with
+            found["cpu"][run["id"]] = run["checks"][0]
+            continue
         row = found["runs"].setdefault(run["id"], {})
         row |= {"task": run["task"], "model": run["model"], "protocol": run["protocol"]}
+        if run["seed"] == 0:
+            row["first"] = run["checks"][0]
         seeds = {r["seed"]: r for r in row.get("seeds", [])}
+        if "cut" in run and "cut" not in seeds.get(run["seed"], run):
+            continue
         seeds[run["seed"]] = {key: run[key] for key in (*KEPT, *SHARED) if key in run}
         row["seeds"] = [seeds[s] for s in sorted(seeds)]
-    if smoke is not None:
-        lines = smoke.read_text(encoding="utf-8").splitlines()
-        found["smoke"] = [json.loads(line) for line in lines]
     date = max(r["date"] for row in found["runs"].values() for r in row["seeds"])
     target = RESULTS / f"{date}-h200-probes.json"
     target.write_text(written(found), encoding="utf-8")
@@ -81,8 +90,8 @@ def written(found: Found) -> str:
         head = json.dumps({k: v for k, v in row.items() if k != "seeds"})[1:-1]
         runs = ",\n   ".join(json.dumps(r) for r in row["seeds"])
         lines.append(f'  {json.dumps(name)}: {{{head}, "seeds": [\n   {runs}]}}')
-    smoke = ",\n  ".join(json.dumps(line) for line in found.get("smoke", []))
-    return '{"runs": {\n' + ",\n".join(lines) + '},\n "smoke": [\n  ' + smoke + "]}\n"
+    cpu = json.dumps(found["cpu"])
+    return '{"runs": {\n' + ",\n".join(lines) + '},\n "cpu": ' + cpu + "}\n"
 
 
 # --------------------------------------------------------------------------------------
@@ -138,10 +147,12 @@ def at(runs: Sequence[Row], length: int) -> list[float]:
     return [r["scores"][str(length)] for r in runs if str(length) in r["scores"]]
 
 
-def fitted(runs: Sequence[Row]) -> int:
-    """Seeds that fit as the publication counts them: by the best check, on the batches that chose
-    the weights. `fit` in the results is on batches of its own."""
-    return sum(r["best"] >= FIT for r in runs)
+def fitted(run: Row) -> int:
+    """Seeds that fit as the publication counts: by the best check, on the batches that chose the
+    weights."""
+    if run["protocol"]["select"] != "best":
+        return sum(r["fit"] for r in run["seeds"])
+    return sum(r["best"] >= FIT for r in run["seeds"])
 
 
 def published_at(published: Row, length: int) -> tuple[float | None, list[float]]:
@@ -155,25 +166,35 @@ def published_at(published: Row, length: int) -> tuple[float | None, list[float]
     return value, seeds
 
 
-def verdict(runs: Sequence[Row], published: Row) -> str:
-    """`reproduced`, or at which lengths the means differ; and the same for the number of fits."""
-    ways = []
+def verdict(run: Row, published: Row) -> str:
+    """`reproduced`: all means are within ``CLOSE``. `differs`: a test says so. `consistent`: neither,
+    the seeds vary too much to say."""
+    far, ways, ps = False, [], []
     for length in LENGTHS:
         mean, seeds = published_at(published, length)
-        ours = at(runs, length)
+        ours = at(run["seeds"], length)
         if mean is None or not ours:
             continue
         gap = statistics.fmean(ours) - mean
         # Without single seeds, theirs are taken to spread as ours do.
-        theirs = seeds or [x - statistics.fmean(ours) + mean for x in ours]
-        if abs(gap) > SMALL and different(ours, theirs) < SURE:
-            ways.append(f"{'higher' if gap > 0 else 'lower'} at {length}")
+        theirs = seeds or [x - gap for x in ours]
+        if abs(gap) > CLOSE:
+            p = different(ours, theirs)
+            far = True
+            ps.append(p)
+            if p < SURE:
+                ways.append(f"{'higher' if gap > 0 else 'lower'} at {length}")
     if "fits" in published:
-        fits, of = published["fits"]
-        p = fisher(fitted(runs), len(runs), fits, of)
+        hits, of = published["fits"]
+        p = fisher(fitted(run), len(run["seeds"]), hits, of)
+        if hits * len(run["seeds"]) != fitted(run) * of:
+            ps.append(p)
+            far = far or "mean" not in published
         if p < SURE:
-            ways.append(f"fits, p = {p:.2g}")
-    return "differs: " + ", ".join(ways) if ways else "reproduced"
+            ways.append("fits")
+    if ways:
+        return f"**differs**: {', '.join(ways)}; p = {min(ps):.1g}"
+    return f"consistent, p ≥ {min(ps):.2g}" if far else "reproduced"
 
 
 # --------------------------------------------------------------------------------------
@@ -195,29 +216,30 @@ def spread(values: Sequence[float]) -> str:
     return f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else "–"
 
 
-def fits(runs: Sequence[Row]) -> str:
-    return f"{fitted(runs)}/{len(runs)}"
+def fits(run: Row) -> str:
+    return f"{fitted(run)}/{len(run['seeds'])}"
 
 
-def rows_of(found: Found, *sections: str) -> Iterator[tuple[Row, list[Row]]]:
-    """Rows of the grid that have results, with them."""
+def rows_of(found: Found, *sections: str) -> Iterator[tuple[Row, Row, list[Row]]]:
+    """Rows of the grid that have results, with them, and with their seeds."""
     for row in grid():
         if row["section"] in sections and row["id"] in found["runs"]:
-            yield row, found["runs"][row["id"]]["seeds"]
+            run = found["runs"][row["id"]]
+            yield row, run, run["seeds"]
 
 
 def comparison(found: Found, label: str, lengths: Sequence[int], *sections: str) -> str:
     """Ours and, after a stroke, the published mean."""
     lines = []
     last = lengths[-1]
-    for row, runs in rows_of(found, *sections):
-        published = row["published"]
+    for row, run, runs in rows_of(found, *sections):
+        published = row.get("published", {})
         cells = []
         for length in lengths:
             theirs, _ = published_at(published, length)
             cells.append(f"{mean(at(runs, length))} / {'–' if theirs is None else number(theirs)}")
         theirs = published.get("fits")
-        shown = f"{fits(runs)} / {'/'.join(map(str, theirs)) if theirs else '–'}"
+        shown = f"{fits(run)} / {'/'.join(map(str, theirs)) if theirs else '–'}"
         lines.append(
             [
                 row["task"],
@@ -228,7 +250,7 @@ def comparison(found: Found, label: str, lengths: Sequence[int], *sections: str)
                 *cells,
                 spread(at(runs, last)),
                 shown,
-                verdict(runs, published),
+                verdict(run, published) if published else "new",
             ]
         )
     head = ["Task", "there", "here", "layers", "seeds", *(f"@{n}" for n in lengths)]
@@ -237,8 +259,8 @@ def comparison(found: Found, label: str, lengths: Sequence[int], *sections: str)
 
 def time_table(found: Found) -> str:
     lines = []
-    for row, runs in rows_of(found, "time"):
-        published = row["published"]
+    for row, run, runs in rows_of(found, "time"):
+        published = row.get("published", {})
         cells = []
         for length in (64, 256):
             theirs, _ = published_at(published, length)
@@ -255,17 +277,23 @@ def time_table(found: Found) -> str:
                 *cells,
                 f"{statistics.fmean(r['steps'] for r in runs):.0f}",
                 f"{rate} / {f'{known:.4f}' if known else '–'}",
-                verdict(runs, published),
+                verdict(run, published) if published else "new",
             ]
         )
     head = ["Task", "there", "here", "seeds", "@64", "@256", "steps", "rate λ", "verdict"]
     return table("Time gaps", head, lines, left=3)
 
 
+def spent(runs: Sequence[Row]) -> str:
+    """Steps of the optimizer; fewer where the time was over."""
+    least, most = min(r["steps"] for r in runs), max(r["steps"] for r in runs)
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
+
+
 def new_table(found: Found, label: str, *sections: str) -> str:
     """Rows without a published number, by task and accuracy at the greatest length."""
     order = list(dict.fromkeys(r["task"] for r in grid()))
-    chosen = [(row, runs) for row, runs in rows_of(found, *sections) if not row.get("published")]
+    chosen = [(row, runs) for row, _, runs in rows_of(found, *sections) if not row.get("published")]
     chosen.sort(key=lambda c: (order.index(c[0]["task"]), -statistics.fmean(at(c[1], 1024))))
     lines = [
         [
@@ -274,10 +302,10 @@ def new_table(found: Found, label: str, *sections: str) -> str:
             str(runs[0]["n_layers"]),
             f"{runs[0]['parameters']:,}",
             str(len(runs)),
-            f"{found['runs'][row['id']]['protocol']['steps']:,}",
+            spent(runs),
             *(mean(at(runs, n)) for n in LENGTHS),
             spread(at(runs, 1024)),
-            fits(runs),
+            f"{sum(r['fit'] for r in runs)}/{len(runs)}",
         ]
         for row, runs in chosen
     ]
@@ -288,7 +316,7 @@ def new_table(found: Found, label: str, *sections: str) -> str:
 def recall_table(found: Found) -> str:
     labels = ["256 pairs=16", "256 pairs=32"]
     chosen = sorted(
-        rows_of(found, "MQAR"), key=lambda c: -statistics.fmean(r["fitted"] for r in c[1])
+        rows_of(found, "MQAR"), key=lambda c: -statistics.fmean(r["fitted"] for r in c[2])
     )
     lines = [
         [
@@ -298,9 +326,9 @@ def recall_table(found: Found) -> str:
             str(len(runs)),
             mean([r["fitted"] for r in runs]),
             *(mean([r["scores"][label] for r in runs]) for label in labels),
-            fits(runs),
+            f"{sum(r['fit'] for r in runs)}/{len(runs)}",
         ]
-        for row, runs in chosen
+        for row, _, runs in chosen
     ]
     head = ["Model", "layers", "parameters", "seeds", "64 steps, 8 pairs", "256, 16 pairs",
             "256, 32 pairs", "fits"]  # fmt: skip
@@ -324,8 +352,8 @@ def tests_table(found: Found) -> str:
         if not {one, other} <= found["runs"].keys():
             continue
         counts = [
-            (fitted(runs), len(runs))
-            for runs in (found["runs"][name]["seeds"] for name in (one, other))
+            (fitted(run), len(run["seeds"]))
+            for run in (found["runs"][name] for name in (one, other))
         ]
         p = fisher(*counts[0], *counts[1])
         shown = [
@@ -337,23 +365,25 @@ def tests_table(found: Found) -> str:
     return table("Fisher's exact tests", head, lines, left=2)
 
 
-def steps_table(found: Found) -> str:
-    lines = [
-        [
-            f"`{line['model']}`",
-            line["task"],
-            str(line["together"]),
-            f"{line['eager_ms']:.2f}",
-            f"{line['captured_ms']:.2f}",
-            f"{line['together_ms'] / line['together']:.2f}",
-            f"{line['differ']:.1g}",
-        ]
-        for line in sorted(found["smoke"], key=lambda line: line["captured_ms"])
-        if "differ" in line
-    ]
-    head = ["Model", "task", "seeds", "step", "as a graph", "a seed of all together",
-            "losses differ by"]  # fmt: skip
-    return table("A step, milliseconds", head, lines, left=2)
+def cpu_table(found: Found) -> str:
+    """First checks of runs with seed 0, on the GPU and on a CPU."""
+    lines = []
+    for name, (step, loss, score) in found["cpu"].items():
+        run = found["runs"][name]
+        _, ours, reached = run["first"]
+        lines.append(
+            [
+                run["task"],
+                f"`{run['model']}`",
+                str(step),
+                f"{loss:.6f}",
+                f"{ours:.6f}",
+                f"{score:.4f}",
+                f"{reached:.4f}",
+            ]
+        )
+    head = ["Task", "model", "step", "loss, CPU", "loss, GPU", "score, CPU", "score, GPU"]
+    return table("The same runs on a CPU", head, lines, left=2)
 
 
 def provenance(found: Found) -> str:
@@ -373,14 +403,15 @@ def provenance(found: Found) -> str:
 
 def verdicts(found: Found) -> str:
     seen = [
-        verdict(found["runs"][row["id"]]["seeds"], row["published"])
+        verdict(found["runs"][row["id"]], row["published"]).split(" ")[0].strip("*:,")
         for row in grid()
         if row.get("published") and row["id"] in found["runs"]
     ]
     total = sum(bool(row.get("published")) for row in grid())
     return (
-        f"Of {total} published rows {len(seen)} were run, each with its published number of seeds; "
-        f"{seen.count('reproduced')} are reproduced, {len(seen) - seen.count('reproduced')} differ.\n"
+        f"Of {total} published rows {len(seen)} were run, each with at least its published number of "
+        f"seeds. {seen.count('reproduced')} are reproduced, {seen.count('consistent')} are consistent "
+        f"with the published ones, {seen.count('differs')} differ.\n"
     )
 
 
@@ -468,6 +499,7 @@ def outputs() -> Iterator[tuple[Path, str]]:
     fragments = {
         "provenance": provenance(found),
         "verdicts": verdicts(found),
+        "cpu": cpu_table(found),
         "ladder": comparison(found, "The ladder", LENGTHS, "ladder"),
         "depth": comparison(found, "Two layers", LENGTHS, "depth"),
         "incumbents": comparison(found, "The delta rule", LENGTHS, "incumbents"),
@@ -478,7 +510,6 @@ def outputs() -> Iterator[tuple[Path, str]]:
         "new": new_table(found, "New rows", "new"),
         "s5": new_table(found, "S5", "S5"),
         "mqar": recall_table(found),
-        "steps": steps_table(found),
     }
     for name, text in fragments.items():
         yield RESULTS / f"probes_{name}.md", text
@@ -491,10 +522,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--collect", type=Path, nargs="+", default=[], help="lines of probe_grid.py"
     )
-    parser.add_argument("--smoke", type=Path, help="lines of probe_grid.py --smoke")
     args = parser.parse_args(arguments)
-    if args.collect or args.smoke:
-        print(collect(args.collect, args.smoke).relative_to(ROOT))
+    if args.collect:
+        print(collect(args.collect).relative_to(ROOT))
     for path, text in outputs():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))

@@ -98,6 +98,23 @@ def test_rows_together_give_the_numbers_of_rows_alone(script):
         }
 
 
+def test_a_run_that_is_late_is_measured_and_not_finished(script, tmp_path):
+    """As a run with so many steps, but it will be run again."""
+    row = script.Row("r", "s", "S3", "signed", (0,), select="best")
+    late: list[dict] = []
+    script.train([row], torch.device("cpu"), None, True, late.append, until=0.0)
+    short: list[dict] = []
+    script.train([dataclasses.replace(row, steps=2)], torch.device("cpu"), None, True, short.append)
+    assert late[0]["cut"]
+    assert late[0]["steps"] == 2
+    assert late[0]["scores"] == short[0]["scores"]
+    out = tmp_path / "out.jsonl"
+    out.write_text("".join(json.dumps(f) + "\n" for f in late), encoding="utf-8")
+    assert script.finished(out) == set()
+    out.write_text("".join(json.dumps(f) + "\n" for f in short), encoding="utf-8")
+    assert script.finished(out) == {("r", 0)}
+
+
 def test_jobs(script):
     """Every seed of every row once, at most so many together, and more important ones first."""
     rows = script.grid()

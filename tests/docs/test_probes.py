@@ -37,8 +37,10 @@ def test_results_are_those_of_the_grid(page):
         assert run["protocol"]["select"] == row.get("select", run["protocol"]["select"]), name
         assert seeds == sorted(set(seeds)), name
         assert set(seeds) <= set(range(row["seeds"])), name
-        if row.get("published"):
-            assert len(seeds) == row["seeds"], f"{name}: not all published seeds"
+        if (published := row.get("published")) and "cut" not in run["seeds"][0]:
+            known = [len(v) for k, v in published.items() if k == "seeds" or k.startswith("at_")]
+            least = max([3, *known, *published.get("fits", [])[1:]])
+            assert len(seeds) >= least, f"{name}: not all published seeds"
 
 
 def test_published_means_are_those_of_the_published_seeds(page):
@@ -49,7 +51,7 @@ def test_published_means_are_those_of_the_published_seeds(page):
             mean, seeds = page.published_at(row.get("published", {}), length)
             if mean is not None and seeds:
                 checked += 1
-                assert len(seeds) == row["seeds"], row["id"]
+                assert len(seeds) <= row["seeds"], row["id"]
                 assert math.fsum(seeds) / len(seeds) == pytest.approx(mean, abs=0.0016), (
                     row["id"], length,
                 )  # fmt: skip
@@ -79,12 +81,18 @@ def test_student(page, t, df):
 
 
 def test_verdicts(page):
-    def runs(*scores):
-        return [{"scores": {"64": 1.0, "1024": s}, "best": s} for s in scores]
+    def run(*scores, select="best"):
+        seeds = [{"scores": {"64": 1.0, "1024": s}, "best": s, "fit": s > 0.99} for s in scores]
+        return {"protocol": {"select": select}, "seeds": seeds}
 
-    theirs = {"mean": [1.0, "", "", 0.5], "seeds": [], "at_1024": [0.49, 0.50, 0.51]}
-    assert page.verdict(runs(0.49, 0.51, 0.52), theirs) == "reproduced"
-    assert page.verdict(runs(0.79, 0.81, 0.82), theirs) == "differs: higher at 1024"
-    assert page.verdict(runs(0.2, 0.9, 0.7), theirs) == "reproduced"  # too wide to say
-    assert page.verdict(runs(0.509, 0.509, 0.509), theirs | {"at_1024": [0.5] * 3}) == "reproduced"
-    assert page.verdict(runs(*[1.0] * 8), {"fits": [0, 8]}).startswith("differs: fits")
+    theirs = {"mean": [1.0, "", "", 0.5], "at_1024": [0.49, 0.50, 0.51]}
+    assert page.verdict(run(0.49, 0.51, 0.52), theirs) == "reproduced"
+    assert page.verdict(run(0.79, 0.81, 0.82), theirs).startswith(
+        "**differs**: higher at 1024; p ="
+    )
+    assert page.verdict(run(0.19, 0.21, 0.22), theirs).startswith("**differs**: lower at 1024; p =")
+    assert page.verdict(run(0.2, 0.9, 0.7), theirs).startswith("consistent, p ≥ 0.")
+    assert page.verdict(run(0.51, 0.51, 0.51), theirs | {"at_1024": [0.5] * 3}) == "reproduced"
+    assert page.verdict(run(*[1.0] * 8), {"fits": [0, 8]}).startswith("**differs**: fits; p =")
+    assert page.verdict(run(*[1.0] * 8), {"fits": [7, 8]}) == "consistent, p ≥ 1"
+    assert page.verdict(run(*[1.0] * 8), {"fits": [8, 8]}) == "reproduced"
