@@ -486,7 +486,14 @@ def accuracy_plot(found: Found, title: str, chance: float, lines: list[tuple[str
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
             plot.add(f'<path d="M{path}" fill="none" stroke="{colour}" opacity=".3"/>')
         plot.line([(math.log2(n), statistics.fmean(at(runs, n))) for n in LENGTHS], colour)
-    plot.legend([(c, label) for c, (_, label) in zip(COLOURS, shown, strict=False)])
+    x, y = float(LEFT), 23
+    for colour, (_, label) in zip(COLOURS, shown, strict=False):
+        wide = 28 + 7.4 * len(label)
+        if x + wide > WIDTH:
+            x, y = float(LEFT), 37
+        plot.add(f'<path d="M{x:.1f} {y}h14" stroke="{colour}" stroke-width="3"/>')
+        plot.text(x + 18, y + 4, label)
+        x += wide
     return plot
 
 
