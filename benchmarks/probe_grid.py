@@ -49,6 +49,7 @@ from pararnn.tasks import PROTOCOLS, TASKS, WORDS, Batch, Evaluation, Protocol, 
 GRID = HERE / "probe_grid.toml"
 PATIENCE = 10.0  # seconds between two lines of progress
 UNASKED = -100
+SLOW = 1.5  # milliseconds a step, from which a row is not trained together with others
 
 # --------------------------------------------------------------------------------------
 # The grid
@@ -456,12 +457,14 @@ class Job:
 
 
 def bundled(rows: Sequence[Row], most: int) -> list[Job]:
-    """Jobs of up to ``most`` seeds, of rows with one priority and about one time a step."""
+    """Jobs of up to ``most`` seeds, of rows with one priority and about one time a step. Slow rows are
+    alone: their evaluations keep the processor busy, one after the other."""
     jobs: list[Job] = []
     for row in sorted(rows, key=lambda r: (r.priority, -r.cost * r.protocol().steps, -r.cost)):
         last = jobs[-1] if jobs else None
         if (
             last is not None
+            and last.rows[0].cost < SLOW
             and last.seeds + len(row.seeds) <= most
             and last.rows[0].priority == row.priority
             and last.rows[0].cost <= 3 * row.cost
