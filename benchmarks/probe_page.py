@@ -330,6 +330,8 @@ def recall_table(found: Found) -> str:
         ]
         for row, _, runs in chosen
     ]
+    if not lines:
+        return "Not run yet.\n"
     head = ["Model", "layers", "parameters", "seeds", "64 steps, 8 pairs", "256, 16 pairs",
             "256, 32 pairs", "fits"]  # fmt: skip
     return table("Recall", head, lines)
