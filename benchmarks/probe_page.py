@@ -148,9 +148,10 @@ def at(runs: Sequence[Row], length: int) -> list[float]:
 
 
 def fitted(run: Row) -> int:
-    """Seeds that fit as the publication counts: by the best check, on the batches that chose the
-    weights."""
-    if run["protocol"]["select"] != "best":
+    """Seeds that fit as the publication counts: by the best check at length 128, on the batches that
+    chose the weights. Where none was there, on batches of its own."""
+    protocol = run["protocol"]
+    if protocol["select"] != "best" or protocol["validation"]["length"] != 128:
         return sum(r["fit"] for r in run["seeds"])
     return sum(r["best"] >= FIT for r in run["seeds"])
 

@@ -83,7 +83,7 @@ def test_student(page, t, df):
 def test_verdicts(page):
     def run(*scores, select="best"):
         seeds = [{"scores": {"64": 1.0, "1024": s}, "best": s, "fit": s > 0.99} for s in scores]
-        return {"protocol": {"select": select}, "seeds": seeds}
+        return {"protocol": {"select": select, "validation": {"length": 128}}, "seeds": seeds}
 
     theirs = {"mean": [1.0, "", "", 0.5], "at_1024": [0.49, 0.50, 0.51]}
     assert page.verdict(run(0.49, 0.51, 0.52), theirs) == "reproduced"
