@@ -4,10 +4,11 @@
 PYTHON ?= python3
 PORT ?= 8000
 ONCE ?=
+MINUTES ?= 60
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: help setup test catalog conformance lint format fragments lock clean
+.PHONY: help setup test catalog conformance lint format fragments fuzz mutants lock clean
 
 help:
 	@echo "make test         every check: lint, types, tests, conformance, snippets, docs"
@@ -16,6 +17,8 @@ help:
 	@echo "make lint         the linter, the formatter's check and the type checker"
 	@echo "make format       rewrite the code in the project's format"
 	@echo "make fragments    write the generated pieces of the documentation again"
+	@echo "make fuzz         property tests with new random cases (MINUTES=60)"
+	@echo "make mutants      which small changes of the package the tests notice"
 	@echo "make lock         write constraints.txt again from a fresh environment"
 
 setup: $(STAMP)
@@ -41,6 +44,12 @@ format: $(STAMP)
 
 fragments: $(STAMP)
 	@$(BIN)/python tools/fragments.py
+
+fuzz: $(STAMP)
+	@$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+
+mutants: $(STAMP)
+	@$(BIN)/python tools/mutants.py
 
 lock:
 	@PYTHON="$(PYTHON)" bash tools/setup.sh --lock

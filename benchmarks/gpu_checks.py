@@ -323,6 +323,27 @@ def computed(cell: Any, case: Case, data: Data, device: str) -> tuple[dict[str, 
     return results | {k: g.detach().cpu() for k, g in grads.items()}, found
 
 
+def compared(got: Tensor, exact: Tensor, allowed: Tensor | float) -> dict[str, float]:
+    """The largest error, and the largest part of what is allowed, which is right up to 1.
+
+    A number that is not finite, in a result or in what is allowed, is infinitely much of it.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+    """
+    if got.shape != exact.shape:
+        raise ValueError(f"got shape {tuple(got.shape)}, expected {tuple(exact.shape)}")
+    if not exact.numel():
+        return {"error": 0.0, "of tolerance": 0.0}
+    error = (got.detach().cpu().double() - exact).abs()
+    limit = torch.as_tensor(allowed, dtype=torch.float64).expand(error.shape)
+    part = error / limit.clamp(min=1e-300)
+    part = torch.where(error.isfinite() & limit.isfinite(), part, math.inf)
+    return {"error": float(error.max()), "of tolerance": float(part.max())}
+
+
 def check(case: Case, device: str) -> dict[str, Any]:
     """Errors of one case; ``ok`` says whether every entry is within its tolerance."""
     start = time.perf_counter()
@@ -332,17 +353,9 @@ def check(case: Case, device: str) -> dict[str, Any]:
     true, allowed = tolerances(cell, case, data, truncated=device == "cpu")
     errors, ok = {}, True
     for name, value in true.items():
-        error = (got[name].double() - value).abs()
-        if error.shape != value.shape:
-            raise ValueError(f"{name}: got shape {tuple(got[name].shape)}, expected {value.shape}")
-        part = error / allowed[name].clamp(min=1e-300)
-        worst = float(part.max()) if part.numel() else 0.0
-        good = bool((error <= allowed[name]).all()) and not math.isnan(worst)
-        ok &= good
-        errors[name] = {
-            "error": float(error.max()) if error.numel() else 0.0,
-            "of tolerance": float(f"{worst:.3g}"),
-        }
+        found = compared(got[name], value, allowed[name])
+        ok &= found["of tolerance"] <= 1
+        errors[name] = found | {"of tolerance": float(f"{found['of tolerance']:.3g}")}
     return {
         **dataclasses.asdict(case),
         "ok": ok,
@@ -465,11 +478,10 @@ def giant(device: str, total: int, sequences: int = 3, width: int = 1024) -> dic
             ("states", states[b : b + 1, begin:end], window),
             ("grad drives", u_bar[b : b + 1, begin:end], half),
         ):
-            error = (got[:, :stop].cpu().double() - true[name][:, :stop]).abs()
             slack = allowed[name][:, :stop] + start * float(true[name].abs().max())
-            good = bool((error <= slack).all())
-            ok &= good
-            errors.append({"what": name, "sequence": b, "end": end, "error": float(error.max()),
-                           "of tolerance": float(f"{float((error / slack).max()):.3g}")})  # fmt: skip
+            judged = compared(got[:, :stop], true[name][:, :stop], slack)
+            ok &= judged["of tolerance"] <= 1
+            judged["of tolerance"] = float(f"{part['of tolerance']:.3g}")
+            errors.append({"what": name, "sequence": b, "end": end, **judged})
     shape = [sequences, total, width]
     return {"shape": shape, "dtype": "bfloat16", "states": numbers, "ok": ok, "errors": errors}

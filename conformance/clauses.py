@@ -86,8 +86,9 @@ CLAUSES: tuple[Clause, ...] = (
         "A solve returns a trajectory",
         "An unpinned solve converges or falls back: every returned state is the step of the one "
         "before, up to the reported residual, for any weights. `final_state` is the last state.",
-        "reported residual ≤ 1e-12 (float64), 1e-6 (float32), relative to max(1, size of the state); the "
-        "recomputed one at most ‖J‖ times that plus 16 roundoffs",
+        "reported residual ≤ 1e-12 (float64), 1e-6 (float32), relative to the trajectory: the largest "
+        "state up to there (the residual: of its lane, which counts 1 at most where the state is "
+        "smaller); the recomputed one at most ‖J‖ times that plus 16 roundoffs",
         "Inside a chunk the states are steps. At a boundary the chunk starts from a state that "
         "differs from the end before it by the reported mismatch, and one step multiplies that by "
         "at most \\(\\lVert J \\rVert_\\infty\\). 16 roundoffs cover one step (C1) in two different "
@@ -199,41 +200,51 @@ CLAUSES: tuple[Clause, ...] = (
         "certificate",
         "A certified error is an upper bound",
         "With `certify=True`, whenever `error_bound` is finite the largest error of any state is at "
-        "most that. A converged solve of a tame cell is certified.",
-        "measured error ≤ error_bound; bound ≤ 1e-3 for a converged tame solve",
-        "Newton–Kantorovich: with \\(Y\\) the next correction, κ and \\(M\\) as above, "
-        "\\(2 Y \\kappa M < 1\\) proves that the true trajectory is within \\(2Y\\). Rounding in "
-        "the evaluation of the certificate itself must be covered too.",
+        "most that, whatever the size of drives, starts and parameters, and whether or not states "
+        "stay in their declared bounds. Otherwise it is infinite. A converged solve of a tame "
+        "cell is certified.",
+        "measured error ≤ error_bound, without slack; bound ≤ 1e-3 for a converged tame solve",
+        "The error obeys \\(|d_t - c_t| \\le |A_t| |d_{t-1} - c_{t-1}| + \\ell_t + R_t \\lVert "
+        "d_{t-1} \\rVert + \\tfrac12 M \\lVert d_{t-1} \\rVert^2\\): \\(c\\) is the next "
+        "correction, \\(\\ell_t\\) what it misses by and the rounding of the step, \\(R_t\\) that "
+        "of the Jacobian. Both come from running the printed programs on balls, so they are of the "
+        "size of what was evaluated. Any β with \\(Y + qβ + \\tfrac12 κMβ^2 \\le β\\) is a bound, by "
+        "induction.",
         "True trajectory at 50 digits; pinned at 0 to 4 iterations and unpinned; float64 and "
-        "float32; weights 1, 3 and 8 times the usual size.",
+        "float32; weights 1, 3 and 8 times the usual size. Own Specs whose products of 1e4 and 1e12 "
+        "cancel.",
     ),
     Clause(
         15,
         "causality",
         "The past does not depend on the future",
         "Changing inputs from step t on leaves all states before t bit for bit as they were (same "
-        "shape and options). Gradients of earlier states with respect to later inputs are zero.",
+        "shape and options), however large the new ones are: what comes later has no say in how a "
+        "step is computed. Gradients of earlier states with respect to later inputs are zero.",
         "exact (bitwise)",
         "An iteration that stops for all chunks at once would break this: later inputs would decide "
-        "how often the early states are polished. Chunks that have met the tolerance are frozen.",
-        "Cuts at 1, 10 and the last step, with later inputs five times as large.",
+        "how often the early states are polished. Chunks that have met the tolerance are frozen. A "
+        "scan whose chunk products leave the range of the dtype walks the next chunk again, in the "
+        "lane concerned.",
+        "Cuts at 1, 10 and the last step, with later inputs five times and 1e30 times as large.",
     ),
     Clause(
         16,
         "batch-independence",
         "A row does not depend on other rows",
         "Changing all other rows of the batch leaves a row bit for bit as it was (same shape and "
-        "options).",
+        "options), however large the new ones are.",
         "exact (bitwise)",
         "As for C15, across rows.",
-        "The other rows get new states and inputs five times as large.",
+        "The other rows get new states and inputs five times and 1e30 times as large.",
     ),
     Clause(
         17,
         "streaming",
         "Pieces give the whole",
         "Solving a sequence in pieces, each from the `final_state` of the one before, gives what one "
-        "solve gives. `ParaRNN.step` in a loop gives what `forward` gives.",
+        "solve gives. `ParaRNN.step` in a loop gives what `forward` gives, in evaluation also with "
+        "dropout between layers.",
         "as C6",
         "As for C6: two trajectories of the same recurrence.",
         "Pieces of odd lengths, one of a single step.",
@@ -244,20 +255,30 @@ CLAUSES: tuple[Clause, ...] = (
         "A reset starts afresh",
         "Where `resets[b, t]` is true, step t of row b starts from the zero state, also in a "
         "cell whose sequences start elsewhere (a constant or a learned start): the result is that of "
-        "separate sequences, those after a reset with `h0` = 0, and no gradient crosses (exactly zero).",
-        "as C6; gradients across: exactly 0",
+        "separate sequences, those after a reset with `h0` = 0, and no gradient crosses (exactly "
+        "zero). A reset selects and multiplies nothing by zero: a NaN, an infinity or a state that "
+        "overflowed before it changes no bit after it, and what comes before has gradients of "
+        "exactly zero there, too. (In the plain loop, `method='sequential'`, gradients are "
+        "autograd's.)",
+        "as C6; gradients across: exactly 0; after bad numbers: exact (bitwise)",
         "As for C6.",
-        "Random masks, resets at step 0 (which ignore `h0`) and beside chunk boundaries.",
+        "Random masks, resets at step 0 (which ignore `h0`) and beside chunk boundaries; a NaN and an "
+        "infinity five steps before a reset.",
     ),
     Clause(
         19,
         "variable-length",
         "Padding does nothing",
         "A row that is padded at its end gives, up to its length, what it gives alone, whatever the "
-        "padding; a loss on valid steps has a gradient of exactly zero in the padding.",
-        "as C6; gradients of padding: exactly 0",
+        "padding; a loss on valid steps has a gradient of exactly zero in the padding. A layer that is "
+        "told the `lengths`, or given a `PackedSequence`, does not look at padding: it may hold NaN, "
+        "and outputs and gradients are zero there. Without lengths a NaN in the padding is one in the "
+        "input (C27): it reaches no earlier state, but gradients, as in the loop. `h_n` has every "
+        "row's final state as the solver carries it, not rounded.",
+        "as C6; gradients of padding, and what the padding holds: exact (bitwise)",
         "Follows from C15 and C16, but at other shapes, so with the tolerance of C6.",
-        "Lengths 1, 5, 13 and 24 in one batch, padding a hundred times as large as the inputs.",
+        "Lengths 1, 5, 13 and 24 in one batch, padding a hundred times as large as the inputs; with "
+        "lengths also NaN and infinities; `h_n` in bfloat16 beside a float32 cell on the same drives.",
     ),
     Clause(
         20,
@@ -318,7 +339,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Recurrent weights are used clipped to `max_recurrent_norm` (entries of a diagonal map) or "
         "rescaled to that spectral norm (head matrices). The default is 0.5 for diagonal maps and "
         "none for heads. The gradient of a clipped entry passes straight through, also outside the "
-        "bound, so that no entry gets stuck there.",
+        "bound, so that no entry gets stuck there. A bound that is neither None nor a positive number "
+        "(True, a string, NaN) is an error.",
         "exact for clipping; 1e-14 for the spectral norm",
         "Clipping has no rounding. The norm comes from an SVD, accurate to a few roundoffs.",
         "Weights six times the usual size, bound 0.7.",
@@ -351,20 +373,23 @@ CLAUSES: tuple[Clause, ...] = (
         "The step of a cell with time gaps is continuous at \\(\\Delta t = 0\\), with the value there "
         "that its card states, and it keeps the digits of the change that a short gap makes. "
         "Derivatives with respect to gaps are right, at 0 too. Sequences whose gaps range from 0 "
-        "to 1e4 give what the plain loop gives, with finite gradients.",
+        "to 1e4 give what the plain loop gives, with finite gradients. An infinite gap counts as 1e10; "
+        "one that is NaN or negative is an error on the CPU (C33 has a rule for calls of mixers).",
         "value at 0: 1e-15; change over a gap of 1e-6, from the zero state: 1e-12 relative "
         "(float64), 1e-5 (float32); derivative at 0: 1e-13 relative; sequences as C6",
         "The change is a product of a few factors, each right to a few roundoffs; a cell that "
         "computes \\(1 - e^{-x}\\) by a subtraction loses ten digits of it.",
         "One step at gaps 0, 1e-12, 1e-6 and 1e4 against 50 digits; sequences with gaps 0, 1e-6, 1 "
-        "and 1e4 in random order. A cell without time gaps: reported as skipped.",
+        "and 1e4 in random order, and with infinite ones. A cell without time gaps: reported as "
+        "skipped.",
     ),
     Clause(
         29,
         "linearity",
         "What is linear is solved at once",
         "The step of a cell of class `linear` is affine in its state: the step of a mixture is the "
-        "mixture of the steps. So one correction is exact, from any guess and for any chunk length.",
+        "mixture of the steps. So one correction is exact, from any guess and for any chunk length. "
+        "Products of transitions have no say in the range: see [C46](#c46).",
         "1e-12 relative for one step; sequences as C6",
         "A mixture of steps is a few steps, as C1. One Newton correction of a linear recurrence is "
         "its solution; what is left is rounding.",
@@ -390,7 +415,8 @@ CLAUSES: tuple[Clause, ...] = (
         "States of a cell that bounds them below by 0 are never negative, in any dtype and for "
         "inputs of any size, and above 0 for ordinary ones. The derivative of a learned start at its "
         "first value is 1. A given start with a negative entry or a NaN is an error (on a GPU, an "
-        "assertion of the device).",
+        "assertion of the device), in every way to run a sequence. So is a negative entry in a state "
+        "that is given to a single step, on the CPU; a NaN there may come from a step before.",
         "exact",
         "Sums and products of numbers that are not negative round to numbers that are not negative.",
         "Sequences from the default start and from zero, every way to solve, inputs of size 1 and "
@@ -400,10 +426,12 @@ CLAUSES: tuple[Clause, ...] = (
         32,
         "snap",
         "Angles lie on their grid",
-        "A snapped angle is the nearest multiple of \\(2\\pi/m\\): \\(m\\) turns are none. The "
+        "A snapped angle is the nearest multiple of \\(2\\pi/m\\), less whole turns: \\(m\\) turns are "
+        "none, and large angles lose no digits. The "
         "derivative of a step by the angle is that of the recurrence without the grid, taken at the "
         "angle on it.",
-        "1e-13 after at most 6 turns; derivative 1e-12 relative",
+        "1e-13 after at most 6 turns; angles of size 1e3 to 1e9 in float32: 4 roundoffs; derivative "
+        "1e-12 relative",
         "An angle is a rounded multiple of a rounded number; cosine and sine of it are right to a "
         "rounding or two.",
         "Angles from −12 to 12, every order of the cell's grid. Cells without a grid: reported as "
@@ -501,7 +529,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Blocks of one token are the recurrence",
         "With blocks of one token the block path is the recurrent one. The end of a longer block does "
         "not depend on the order of its tokens, that of the recurrence does. The parallel path gives "
-        "the states and gradients of the recurrent one. A bounded state stays within the radius.",
+        "the states and gradients of the recurrent one. A bounded state stays within the radius, and a "
+        "state of any finite length is bounded by its direction.",
         "blocks of one token: exact (bitwise); order: 1e-13; parallel path: 1e-10, gradients 1e-9",
         "The order of a sum changes its last digits. The parallel path ends at an estimated error "
         "near rounding, in steps of this size.",
@@ -554,6 +583,98 @@ CLAUSES: tuple[Clause, ...] = (
         "exact (bitwise); total 1e-13",
         "",
         "A recorded geometry of NaN beside the cross entropy.",
+        DRM,
+    ),
+    Clause(
+        44,
+        "scale",
+        "Small trajectories are solved as well as ordinary ones",
+        "C6 holds relative to the trajectory, for states of any size down to the smallest normal "
+        "number: for rows and lanes that are smaller than others by any factor. A mismatch counts "
+        "relative to the state, or to the largest one that its lane (head, or row of a matrix state) "
+        "has had since a reset, which counts 1 at most: it looks back only, so that C15 and C16 hold.",
+        "as C6, relative to the largest state of the lane (where lanes mix: of the row up to there)",
+        "Errors of 16 u of every state before add up to at most κ times that of the largest. A "
+        "state that crosses zero is compared to what its rounding errors come from, and what is "
+        "small after large states has to be right too.",
+        "Inputs × 1e-3 and 1e-7 (float32), and 1e-6, 1e-13 (float64) without a bias, one row a thousand "
+        "times smaller; newton, chunks that are guessed by one step, Picard.",
+    ),
+    Clause(
+        45,
+        "finite",
+        "Not finite is not a success",
+        "Where a state is NaN or infinite, `converged` is false and the residual infinite, on every "
+        "path, and `verify_agreement` does not pass: its verdict is `NOT FINITE` where both runs have "
+        "the same states, and `FAIL` where they differ. No other state changes for it (C27).",
+        "exact",
+        "",
+        "A NaN in one input, all methods; without it, all pass.",
+    ),
+    Clause(
+        46,
+        "scan-range",
+        "A scan has the range of its states",
+        "The states of a scan (`linear_scan`, `matrix_scan`, `matrix_affine_scan`, "
+        "`parallel_scan_log`, and the scans that solve linear cells) are those of the loop in the same "
+        "dtype wherever these are finite, though products of coefficients overflow, or underflow and "
+        "lose their digits, and not finite where these are not.",
+        "\\(8\\,n\\,k\\,u\\,\\sigma_t\\) at the end of a chunk of \\(n\\) steps, with "
+        "\\(\\sigma_t = |A_t| \\sigma_{t-1} + |b_t| + \\epsilon\\), blocks of \\(k\\) rows and "
+        "the least normal number \\(\\epsilon\\); within a chunk the loop itself",
+        "A start that products have found and the end of the chunk before are sums of the same terms, "
+        "so they differ by roundoffs of the sum of their absolute values. Where they differ by more "
+        "the chunk is walked again from that end. The check needs to look at the numbers, so it is "
+        "made on the CPU.",
+        "States that walk over 42 orders of magnitude in float32 and 320 in float64, scalars and "
+        "blocks of two, in both directions; and prefixes and rows of them beside other numbers. Once "
+        "for every cell of class `linear`, with its own draws. Other cells: reported as skipped.",
+    ),
+    Clause(
+        47,
+        "memory",
+        "Nothing is left behind",
+        "When the results of a solve are dropped, its autograd graph is gone at once, before any "
+        "garbage collector runs, with or without a backward pass: no node of the graph reaches its "
+        "own output. Live tensors, and memory on a GPU, are constant from step to step. The reports "
+        "of a layer hold no graph and nothing that leads to one; they can be pickled, states "
+        "included.",
+        "exact (no object more)",
+        "A node is there or not.",
+        "A marked node before the solve must die with it, the collector being off, and tensors are "
+        "counted; all methods, chunk lengths that divide T and that do not.",
+    ),
+    Clause(
+        48,
+        "modules",
+        "A cell is a module, and is called",
+        "A layer calls its cell once a sequence and once a step, so that hooks of the cell act then, "
+        "and what they return counts; shards of a cell are gathered then. Nothing reads past the "
+        "input projection, whatever takes its place or wraps it (an adapter, a hook, pruned, "
+        "normalised or quantized weights). Recurrent weights that a parametrization or a hook of "
+        "`torch.nn.utils` computes are those of the parameters as they are now, in every way to run a "
+        "cell. Layers after the first are rebuilt as the first is, or it is an error that says what "
+        "they would lack.",
+        "1e-13 relative for the layer, the loop and the step; hooks and pruned weights: exact "
+        "(bitwise); gradients of pruned weights: 1e-13",
+        "The same drives, so the same numbers in another order.",
+        "Hooks on the cell and on its projection; a pruned recurrent weight that changes between "
+        "calls. Wrappers, shards and rebuilt layers: `tests/cells/test_wrappers.py`.",
+    ),
+    Clause(
+        49,
+        "task-answers",
+        "Probe tasks have answers, and nobody judges by what was chosen",
+        "Who reads a sequence of a probe task knows every answer that is asked: an oracle that shares "
+        "no code with the task scores 1. The noisy pendulum is known as well as its noise allows. "
+        "Weights are chosen by other batches than those that judge them, and neither are batches of the "
+        "training stream.",
+        "exact; pendulum: its answers are one swing to 1e-6, and least squares on its inputs has a mean "
+        "squared error of at most 2 noise² / T",
+        "Two numbers, angle and speed at the start, are estimated from 2T noisy ones, so the error that "
+        "is left is noise² / T on average; float32 answers round at 6e-8.",
+        "All tasks and the text of the recall probe, at the lengths at which they are trained and "
+        "judged.",
         DRM,
     ),
 )

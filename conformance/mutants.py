@@ -15,19 +15,30 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch import Tensor, nn
 
 import pararnn
+import pararnn.cells.cell
 import pararnn.drm.block
 import pararnn.drm.dynamics
 import pararnn.drm.generation
 import pararnn.drm.memory
 import pararnn.drm.model
 import pararnn.drm.sweeps
-from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh
+import pararnn.tasks.recall
+import pararnn.tasks.words
+from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh, tasks
+from pararnn import _checks as checks
+from pararnn._operators import Operator
+from pararnn.layers import para_rnn
+from pararnn.scan import affine, chunks
 from pararnn.scan import delta as scan_delta
-from pararnn.solvers import engine
+from pararnn.solvers import enclosure, engine, implicit, walkers
+from pararnn.solvers import scale as solver_scale
+from pararnn.solvers.api import solve_layer
+from pararnn.solvers.config import Kept
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
 from pararnn.spec import bounds, oracle, primitives
@@ -248,7 +259,9 @@ def transposed_head(self, a: Tensor, h: Tensor) -> Tensor:
 
 def slstm(
     top: Callable[..., Tensor] = torch.maximum,
-    old: Callable[..., Tensor] = lambda log_f, m, n: log_f + m - 10_000 * torch.relu(1 - 2 * n),
+    old: Callable[..., Tensor] = lambda log_f, m, n, log_i: torch.where(
+        n > 0, log_f + m, log_i - 200
+    ),
     log_forget: Callable[[Tensor], Tensor] = nn.functional.logsigmoid,
     out: Callable[..., Tensor] = lambda o, c, n: o * c / n,
     normalizer: Callable[..., Tensor] = lambda f, n, i: f * n + i,
@@ -258,7 +271,7 @@ def slstm(
     def recurrence(self, c, n, m, h, u_i, u_f, u_z, u_o, R_i, R_f, R_z, R_o):
         log_i, log_f = u_i + R_i * h, log_forget(u_f + R_f * h)
         z, o = torch.tanh(u_z + R_z * h), torch.sigmoid(u_o + R_o * h)
-        left = old(log_f, m, n)
+        left = old(log_f, m, n, log_i)
         m = top(left, log_i)
         f, i = torch.exp(left - m), torch.exp(log_i - m)
         c, n = f * c + i * z, normalizer(f, n, i)
@@ -357,8 +370,8 @@ class SwappedTwice(pararnn.ParaGRU):
 
 def wrong_derivative() -> AbstractContextManager:
     """``tanh' = 1 − tanh`` in the table from which Jacobians are derived."""
-    row = dataclasses.replace(primitives.PRIMITIVES[tanh], derivative=lambda x, y: 1 - y)
-    return mock.patch.dict(primitives.PRIMITIVES, {tanh: row})
+    row = dataclasses.replace(primitives.PRIMITIVES[sympy.tanh], derivative=lambda x, y: 1 - y)
+    return mock.patch.dict(primitives.PRIMITIVES, {sympy.tanh: row})
 
 
 def elman() -> nn.Module:
@@ -369,6 +382,22 @@ def elman() -> nn.Module:
         w = s.map("w", structure="diagonal")
         s.next(h, tanh(w(h) + u))
     return pararnn.Cell(3, 4, spec=s)
+
+
+def past_the_projection(self, states, x=None, *, drives=None):
+    if drives is None:
+        drives = nn.functional.linear(x, self.in_proj.weight, self.in_proj.bias)
+    return type(self).__mro__[1].output(self, states, drives=drives)
+
+
+def multiplied_padding(self, x, h0, resets, dt, lengths):
+    valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    output, h_n = self._run(x * valid[..., None], h0, resets, dt, lengths)
+    return output * valid[..., None], h_n
+
+
+def rounded_layer(*given, unrounded=False, **named):
+    return solve_layer(*given, **named)
 
 
 # -- solvers ---------------------------------------------------------------------------------------
@@ -422,7 +451,7 @@ def with_states(solution: Solution, states: Tensor) -> Solution:
     )
     slots = states.ndim == 4 and states.shape[-1] == solution.output.shape[-1]
     output = states[:, :, -1] if slots else states.flatten(2)
-    return dataclasses.replace(solution, final_state=final, parts=(output, lambda: states))
+    return dataclasses.replace(solution, final_state=final, parts=(output, Kept(states)))
 
 
 def initial(cell: nn.Module, solution: Solution, options: dict) -> Tensor:
@@ -601,9 +630,93 @@ def loose() -> AbstractContextManager:
     return mock.patch.object(engine, "mismatch_of", mismatch_of)
 
 
+def floored() -> AbstractContextManager:
+    """Mismatches relative to max(1, |state|)."""
+
+    def sizes(*args: Any, **kwargs: Any) -> Tensor:
+        return original(*args, **kwargs).clamp_min(1.0)
+
+    original = solver_scale.sizes
+    return mock.patch.object(walkers, "sizes", sizes)
+
+
+def all_rows_together() -> AbstractContextManager:
+    """The largest state of a batch, in the place of that of a lane."""
+
+    def sizes(*args: Any, **kwargs: Any) -> Tensor:
+        size = original(*args, **kwargs)
+        return size.amax().expand_as(size)
+
+    original = solver_scale.sizes
+    return mock.patch.object(walkers, "sizes", sizes)
+
+
+def holding_results(self: Operator, ctx: Any, arguments: Any, results: Any) -> None:
+    saved(self, ctx, arguments, results)
+    ctx.results = results
+
+
+saved = Operator.save
+
+
 def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
     inputs = zip((v, *ctx.saved_tensors), ctx.needs_input_grad[1:], strict=False)
     return None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
+
+
+def constant_rounding(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> enclosure.Ball:
+    ball = ENCLOSED(dynamics, h, u)
+    size = 32 * torch.finfo(h.dtype).eps * ball.value.abs().max().clamp_min(1)
+    return enclosure.Ball(ball.value, torch.zeros_like(ball.value) + size)
+
+
+def rounding_without_start(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> enclosure.Ball:
+    ball = ENCLOSED(dynamics, h, u)
+    return enclosure.Ball(ball.value, torch.cat([ball.radius[:, 1:2], ball.radius[:, 1:]], 1))
+
+
+def exact_product(self: enclosure.Ball, other: Any) -> enclosure.Ball:
+    return enclosure.Ball((found := MULTIPLIED(self, other)).value, torch.zeros_like(found.value))
+
+
+ENCLOSED, MULTIPLIED = enclosure.step, enclosure.Ball.__mul__
+
+
+def times_zero(x: Tensor, b: Tensor, mark: Tensor | None) -> Tensor:
+    """A reset as a product."""
+    if mark is None:
+        return x
+    return x.copy_(torch.where(chunks.per_state(mark, x), 0 * x + b, x))
+
+
+@contextlib.contextmanager
+def resets_multiply() -> Iterator[None]:
+    with (
+        mock.patch.object(affine, "restarted", times_zero),
+        mock.patch.object(chunks, "restarted", times_zero),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def rows_walked_again() -> Iterator[None]:
+    """A row is walked again as a whole if one chunk of it must be."""
+
+    def differing(end: Tensor, *given: Any) -> Tensor | None:
+        found = original(end, *given)
+        if found is None:
+            return None
+        return chunks.per_state(found.flatten(1).any(1), found).expand_as(found).clone()
+
+    def misses(self: chunks.Chunks, place: Any, x0: Tensor) -> Tensor:
+        return torch.ones(len(x0), dtype=torch.bool)
+
+    original = chunks.differing
+    with (
+        mock.patch.object(chunks, "differing", differing),
+        mock.patch.object(chunks.Chunks, "_misses", misses),
+    ):
+        yield
 
 
 # -- the DRM ---------------------------------------------------------------------------------------
@@ -685,6 +798,11 @@ MAPS, METRIC = drm.SelectiveMemory.maps, drm.RelationalMetric.forward
 MIXER, SOLVE, drm_loss = drm.CausalLocalMixer.run, drm.solve_metric, drm.drm_loss
 
 
+def squared_first(z: Tensor, radius: float | None) -> Tensor:
+    norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
+    return radius * torch.tanh(z / norm)
+
+
 def drm_mutants() -> Iterator[Mutant]:
     """Of the language model."""
     yield Mutant("bounded twice", "Bnd(Bnd(z)) for Bnd(z) in blocks", DRM,
@@ -704,6 +822,8 @@ def drm_mutants() -> Iterator[Mutant]:
                  patch=streams_joined)  # fmt: skip
     yield Mutant("loose sweeps", "states taken as settled too early", DRM, ("drm-paths",),
                  patch=replaced(pararnn.drm.sweeps, "TOLERANCE", {torch.float64: 1e-5}))  # fmt: skip
+    yield Mutant("squares that overflow", "a long state is bounded to 0", DRM, ("drm-paths",),
+                 patch=replaced(drm, "bound_state", squared_first))  # fmt: skip
     yield Mutant("endpoint correction", "spread over its block", DRM, ("drm-causality", "drm-model"),
                  patch=replaced(drm.CausalLocalMixer, "run", endpoint))  # fmt: skip
     yield Mutant("emptied memory", "pieces of a text start without one", DRM, ("drm-streaming",),
@@ -714,9 +834,46 @@ def drm_mutants() -> Iterator[Mutant]:
                  patch=replaced(drm, "drm_loss", all_terms))  # fmt: skip
 
 
+def contradicting(generator: torch.Generator, batch: int, length: int, *, pairs: int = 8) -> Any:
+    """Random symbols between write new pairs for keys that are asked for."""
+    drawn = tasks.recall.recall(generator, batch, length, pairs=pairs)
+    filler = drawn.x[:, 2 * pairs : length - pairs]
+    filler.copy_(torch.randint(0, 64, filler.shape, generator=generator))
+    return drawn
+
+
+def ends_late(generator: torch.Generator, batch: int, length: int) -> Any:
+    """A session's first bit counts for the session before."""
+    drawn = tasks.words.session_parity(generator, batch, length)
+    return dataclasses.replace(drawn, y=drawn.y ^ ((drawn.dt > 1) & (drawn.x == 1)).long())
+
+
+def task(name: str, draw: Callable[..., Any]) -> Callable[[], AbstractContextManager]:
+    """A task whose sequences are drawn otherwise."""
+    other = dataclasses.replace(tasks.TASKS[name], draw=draw)
+    return lambda: mock.patch.dict(tasks.TASKS, {name: other})
+
+
+def task_mutants() -> Iterator[Mutant]:
+    """Of the probe tasks."""
+    yield Mutant("contradicting filler", "writes new pairs for keys that are asked for", DRM,
+                 ("task-answers",), patch=task("MQAR", contradicting))  # fmt: skip
+    yield Mutant("late session", "its first bit is not counted", DRM, ("task-answers",),
+                 patch=task("session-parity", ends_late))  # fmt: skip
+    yield Mutant("selected by what judges", "validation and fitted share their batches", DRM,
+                 ("task-answers",), patch=shared_batches)  # fmt: skip
+
+
+def shared_batches() -> AbstractContextManager:
+    protocol = dataclasses.replace(tasks.WORDS)
+    object.__setattr__(protocol, "validation", protocol.fitted)
+    return mock.patch.object(tasks, "WORDS", protocol)
+
+
 def mutants() -> Iterator[Mutant]:
     """All of them."""
     yield from drm_mutants()
+    yield from task_mutants()
     swap = gru(lambda mix, h, z, r, u, a: (1 - r) * h + r * candidate(mix, h, z, u, a))
     for cell in (DIAG, HEAD):
         yield Mutant("swapped gates", "z and r exchanged", cell, ("equation", "agreement"), swap)
@@ -763,9 +920,9 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("dropped scale", "a h + i n", NLRU, ("equation", "agreement"),
                  nlru(lambda h, a, i, n: a.exp() * h + i * n))  # fmt: skip
     yield Mutant("full start", "the stabilizer of the empty state counts as 0", SLSTM,
-                 ("equation",), slstm(old=lambda log_f, m, n: log_f + m))  # fmt: skip
+                 ("equation",), slstm(old=lambda log_f, m, n, log_i: log_f + m))  # fmt: skip
     yield Mutant("forgotten stabilizer", "m not carried over", SLSTM, ("equation", "jacobian"),
-                 slstm(old=lambda log_f, m, n: log_f - 10_000 * torch.relu(1 - 2 * n)))  # fmt: skip
+                 slstm(old=lambda log_f, m, n, log_i: torch.where(n > 0, log_f, log_i - 200)))  # fmt: skip
     yield Mutant("minimum", "for the maximum", SLSTM, ("equation", "agreement"),
                  slstm(top=torch.minimum))  # fmt: skip
     yield Mutant("stabilizer without gradient", "m detached", SLSTM, ("jacobian", "gradients"),
@@ -890,6 +1047,15 @@ def mutants() -> Iterator[Mutant]:
                  ("certificate",), api=reported(error_bound=lambda s: s.residual))  # fmt: skip
     yield Mutant("no certificate", "always infinite", DIAG, ("certificate",),
                  api=reported(error_bound=lambda s: float("inf")))  # fmt: skip
+    yield Mutant("constant rounding", "32 units in the last place, whatever was evaluated", DIAG,
+                 ("certificate",),
+                 patch=replaced(enclosure, "step", constant_rounding))  # fmt: skip
+    yield Mutant("start forgotten", "the rounding of the step from h0 taken for that of a later one", DIAG,
+                 ("certificate",),
+                 patch=replaced(enclosure, "step", rounding_without_start))  # fmt: skip
+    yield Mutant("exact products", "the rounding of products is left out", DIAG,
+                 ("certificate",),
+                 patch=replaced(enclosure.Ball, "__mul__", exact_product))  # fmt: skip
 
     yield Mutant("one-step gradient", "truncated backpropagation", DIAG,
                  ("linear-solve", "gradients"), api=solving(one_step_gradient))  # fmt: skip
@@ -910,6 +1076,14 @@ def mutants() -> Iterator[Mutant]:
 
     yield Mutant("dropped resets", "mask ignored", DIAG, ("resets",),
                  api=asking(changing(resets=lambda m: torch.zeros_like(m))))  # fmt: skip
+    yield Mutant("resets multiply", "zero times what came before", SIGNED, ("resets",),
+                 patch=resets_multiply)  # fmt: skip
+    yield Mutant("zero times NaN", "in the gradients of what came before a reset", DIAG, ("resets",),
+                 patch=replaced(implicit, "silent", lambda *_: None))  # fmt: skip
+    yield Mutant("trusted products", "what they find is not checked", SIGNED, ("scan-range",),
+                 patch=replaced(chunks.Chunks, "settle", lambda self: None))  # fmt: skip
+    yield Mutant("rows as wholes", "one chunk decides for all of its row", SIGNED, ("scan-range",),
+                 patch=rows_walked_again)  # fmt: skip
     yield Mutant("late reset", "one step after", MATRIX, ("resets",),
                  api=asking(changing(resets=lambda m: m.roll(1, 1))))  # fmt: skip
     yield Mutant("polishing all", "chunks not frozen", HEAD, ("causality", "batch-independence"),
@@ -920,6 +1094,12 @@ def mutants() -> Iterator[Mutant]:
                  api=altered(lambda h: h + 1e-13 * h.mean(0) if h.numel() else h))  # fmt: skip
     yield Mutant("forgetful layer", "ParaRNN.step drops its state", DIAG, ("streaming",),
                  api={"layer": forgetful_layer})  # fmt: skip
+    yield Mutant("own output", "an autograd node holds what it returned", DIAG, ("memory",),
+                 patch=replaced(Operator, "save", holding_results))  # fmt: skip
+    yield Mutant("reports with a graph", "Solution.detached does nothing", DIAG, ("memory",),
+                 patch=replaced(Solution, "detached", lambda self: self))  # fmt: skip
+    yield Mutant("reports that lead to a graph", "only the output is detached", LOG, ("memory",),
+                 patch=replaced(Kept, "detached", lambda self: self))  # fmt: skip
     yield Mutant("noise", "1e-7 of it", DIAG, ("determinism",), api=altered(noisy))
     yield Mutant("contiguous assumed", "strides ignored", DIAG, ("invariances",),
                  api=asking(assuming_contiguous))  # fmt: skip
@@ -932,5 +1112,32 @@ def mutants() -> Iterator[Mutant]:
                  api=asking(expanding_h0))  # fmt: skip
     yield Mutant("NaN everywhere", "one bad row spoils the batch", DIAG, ("nan-containment",),
                  api=solving(no_rows_apart))  # fmt: skip
+    for cell in (DIAG, HEAD, MATRIX, LSTM):
+        yield Mutant("absolute floor", "small mismatches count relative to 1", cell, ("scale",),
+                     patch=floored)  # fmt: skip
+    yield Mutant("scale of the batch", "a small row is compared to a large one", DIAG,
+                 ("scale", "batch-independence"), patch=all_rows_together)  # fmt: skip
+    yield Mutant("success of NaN", "converged whatever the states are", DIAG, ("finite",),
+                 patch=replaced(Solution, "finite", True))  # fmt: skip
+    yield Mutant("past the projection", "queries from its weight", DELTA, ("modules",),
+                 {"output": past_the_projection})  # fmt: skip
+    yield Mutant("bypassed cell", "a layer does not call it", DIAG, ("modules",),
+                 patch=replaced(para_rnn, "entered",
+                                lambda module, run, *given, **named: run(*given, **named)))  # fmt: skip
+    yield Mutant("stale weights", "a pruned weight as it was at the last call", DIAG, ("modules",),
+                 patch=replaced(pararnn.cells.cell, "computed_weights", lambda module: None))  # fmt: skip
+    yield Mutant("multiplied padding", "by 0, which leaves NaN", DIAG, ("variable-length",),
+                 patch=replaced(para_rnn.ParaRNN, "_padded", multiplied_padding))  # fmt: skip
+    yield Mutant("rounded final states", "of padded rows in half precision", DIAG,
+                 ("variable-length",),
+                 patch=replaced(para_rnn, "solve_layer", rounded_layer))  # fmt: skip
+    yield Mutant("unchecked steps", "from any state", LOG, ("positivity",),
+                 {"check_state": lambda self, name, h: None})  # fmt: skip
+    yield Mutant("endless gaps", "infinity is one", TIMED, ("time-gap",),
+                 patch=replaced(checks, "FOREVER", float("inf")))  # fmt: skip
+    yield Mutant("any bound", "True is 1", DIAG, ("constraint",),
+                 patch=replaced(checks, "bound", lambda name, value: value))  # fmt: skip
+    yield Mutant("whole turns", "are not taken off an angle", ROTATION, ("snap",),
+                 rotation(lambda theta, m: on_grid(theta, m) + (theta - theta.detach())))  # fmt: skip
     yield Mutant("NaN hidden", "replaced by zero", DIAG, ("nan-containment",),
                  api=altered(torch.nan_to_num))  # fmt: skip

@@ -75,6 +75,18 @@ def stepwise(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
     return flat.reshape(previous.shape)
 
 
+def sizes(states: Tensor, h0: Tensor) -> Tensor:
+    """What differences at every step are relative to, ``(B, T)``: the largest state of the row up to
+    there, its start included. No constant: small trajectories are measured by themselves."""
+    seen = torch.cat([h0[:, None].to(states.dtype), states], 1).abs().flatten(2).amax(2)
+    return seen.cummax(1).values[:, 1:].clamp_min(torch.finfo(states.dtype).tiny)
+
+
+def lanes(states: Tensor) -> Tensor:
+    """The same for every number of a state by itself: the largest of its lane, over a sequence."""
+    return states.abs().amax(1, keepdim=True).clamp_min(torch.finfo(states.dtype).tiny)
+
+
 def jacobians(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
     """Dense ``∂vec(h_t)/∂vec(h_{t-1})``, shape ``(B, T, n, n)``, by autograd of the step."""
     h = previous.detach().clone().requires_grad_()
@@ -135,12 +147,74 @@ def amplification(cell: nn.Module, states: Tensor, h0: Tensor, x: Tensor) -> flo
 # -- the papers' equations, written out ------------------------------------------------------------
 
 
+def _function(name: str) -> Callable[[Any], Any]:
+    """A function of mpmath, or the method of that name of another kind of number
+    (:class:`conformance.rounding.Number`), so that the equations serve both."""
+
+    def of(x: Any) -> Any:
+        if isinstance(x, mpmath.mpf | int | float):
+            return getattr(mpmath, name)(x)
+        return getattr(x, name)()
+
+    return of
+
+
+_exp, _expm1, _log1p, _tanh, _sqrt, _cos, _sin = map(
+    _function, ("exp", "expm1", "log1p", "tanh", "sqrt", "cos", "sin")
+)
+
+
 def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + mpmath.exp(-x))
+    return 1 / (1 + mpmath.exp(-x)) if isinstance(x, mpmath.mpf) else x.sigmoid()
+
+
+def _gate(x: Any) -> tuple[Any, Any]:
+    """``σ(x)`` and ``1 − σ(x)``, without cancellation."""
+    return _sigmoid(x), _sigmoid(-x)
+
+
+def _softplus(x: Any) -> Any:
+    return mpmath.log1p(mpmath.exp(x)) if isinstance(x, mpmath.mpf) else x.softplus()
+
+
+def _share(a: Any, b: Any) -> Any:
+    """``σ(a) / (σ(a) + σ(b))``."""
+    if isinstance(a, mpmath.mpf):
+        return _sigmoid(a) / (_sigmoid(a) + _sigmoid(b))
+    return (_softplus(-b) - _softplus(-a)).sigmoid()
+
+
+def _choose(condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return no.replaced(condition, yes)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return _choose(a >= b, a, b)
+
+
+def _snapped(theta: Any, m: Any) -> Any:
+    """The nearest multiple of ``2π/m``, less whole turns."""
+    if isinstance(theta, mpmath.mpf):
+        step = 2 * mpmath.pi / m
+        return mpmath.nint(theta / step) * step
+    return theta.snapped(m)
+
+
+def _unit(k: list) -> list:
+    """A vector divided by its length."""
+    if isinstance(k[0], mpmath.mpf):
+        length = mpmath.sqrt(_dot(k, k))
+        return [x / length for x in k]
+    return type(k[0]).unit(k)
 
 
 def _dot(row: Sequence, column: Sequence) -> Any:
-    return mpmath.fsum(a * b for a, b in zip(row, column, strict=True))
+    terms = [a * b for a, b in zip(row, column, strict=True)]
+    if isinstance(terms[0], mpmath.mpf):
+        return mpmath.fsum(terms)
+    return sum(terms[1:], terms[0])
 
 
 def _affine(weight: list, bias: list, x: list) -> list:
@@ -150,11 +224,11 @@ def _affine(weight: list, bias: list, x: list) -> list:
 def _gru(h: list, u: list, apply: Callable[[int, list], list]) -> list:
     """Danieli et al., arXiv:2510.21450, eq. 3.1a; the drives come in the order z, r, n."""
     d = len(h)
-    z = [_sigmoid(a + b) for a, b in zip(apply(0, h), u[:d], strict=True)]
+    z = [_gate(a + b) for a, b in zip(apply(0, h), u[:d], strict=True)]
     r = [_sigmoid(a + b) for a, b in zip(apply(1, h), u[d : 2 * d], strict=True)]
     gated = [a * b for a, b in zip(r, h, strict=True)]
-    n = [mpmath.tanh(a + b) for a, b in zip(apply(2, gated), u[2 * d :], strict=True)]
-    return [(1 - z[i]) * h[i] + z[i] * n[i] for i in range(d)]
+    n = [_tanh(a + b) for a, b in zip(apply(2, gated), u[2 * d :], strict=True)]
+    return [z[i][1] * h[i] + z[i][0] * n[i] for i in range(d)]
 
 
 def gru_diag(h: list, u: list, maps: list) -> list:
@@ -177,12 +251,12 @@ def lstm(state: list, u: list, maps: list) -> list:
     a_f, a_z, a_o, c_f, c_o = maps
     memory, output = [], []
     for i in range(d):
-        f = _sigmoid(a_f[i] * h[i] + c_f[i] * old[i] + u[i])
-        z = mpmath.tanh(a_z[i] * h[i] + u[d + i])
-        c = f * old[i] + (1 - f) * z
+        f, left = _gate(a_f[i] * h[i] + c_f[i] * old[i] + u[i])
+        z = _tanh(a_z[i] * h[i] + u[d + i])
+        c = f * old[i] + left * z
         o = _sigmoid(a_o[i] * h[i] + c_o[i] * c + u[2 * d + i])
         memory.append(c)
-        output.append(o * mpmath.tanh(c))
+        output.append(o * _tanh(c))
     return [memory, output]
 
 
@@ -193,9 +267,9 @@ def nlru(h: list, u: list, maps: list) -> list:
     w, big = maps
     out = []
     for j in range(d):
-        a = _sigmoid(-big[j]) ** (8 * _sigmoid(u[j]))
-        n = mpmath.tanh(w[j] * h[j] + u[2 * d + j])
-        out.append(a * h[j] + mpmath.sqrt(1 - a**2) * _sigmoid(u[d + j]) * n)
+        log_a = -8 * _sigmoid(u[j]) * _softplus(big[j])
+        n = _tanh(w[j] * h[j] + u[2 * d + j])
+        out.append(_exp(log_a) * h[j] + _sqrt(-_expm1(2 * log_a)) * _sigmoid(u[d + j]) * n)
     return out
 
 
@@ -203,12 +277,12 @@ def m2rnn(h: list, u: list, maps: list) -> list:
     """Mishra et al., arXiv:2603.14360, eq. 19 and 20; the drives come in the order k, v, f."""
     (w,) = maps
     rows, columns = len(h), len(w)
-    k, v, f = u[:rows], u[rows : rows + columns], _sigmoid(u[-1])
+    k, v, f = u[:rows], u[rows : rows + columns], _gate(u[-1])
     out = []
     for i in range(rows):
         inner = [_dot(h[i], [w[m][j] for m in range(columns)]) for j in range(columns)]
-        z = [mpmath.tanh(inner[j] + k[i] * v[j]) for j in range(columns)]
-        out.append([f * h[i][j] + (1 - f) * z[j] for j in range(columns)])
+        z = [_tanh(inner[j] + k[i] * v[j]) for j in range(columns)]
+        out.append([f[0] * h[i][j] + f[1] * z[j] for j in range(columns)])
     return out
 
 
@@ -222,12 +296,12 @@ def _slstm(state: list, u: list, maps: list, log_forget: Callable[[Any], Any]) -
     for j in range(d):
         log_i = r_i[j] * h[j] + u[j]
         log_f = log_forget(r_f[j] * h[j] + u[d + j])
-        z = mpmath.tanh(r_z[j] * h[j] + u[2 * d + j])
+        z = _tanh(r_z[j] * h[j] + u[2 * d + j])
         o = _sigmoid(r_o[j] * h[j] + u[3 * d + j])
         empty = n[j] < 0.5
-        top = log_i if empty else max(log_f + m[j], log_i)
-        i = mpmath.exp(log_i - top)
-        f = mpmath.mpf(0) if empty else mpmath.exp(log_f + m[j] - top)
+        top = _choose(empty, log_i, _larger(log_f + m[j], log_i))
+        i = _exp(log_i - top)
+        f = _choose(empty, 0 * top, _exp(log_f + m[j] - top))
         c_new, n_new = f * c[j] + i * z, f * n[j] + i
         for slot, value in zip(out, (c_new, n_new, top, o * c_new / n_new), strict=True):
             slot.append(value)
@@ -235,48 +309,48 @@ def _slstm(state: list, u: list, maps: list, log_forget: Callable[[Any], Any]) -
 
 
 def slstm_sigmoid(state: list, u: list, maps: list) -> list:
-    return _slstm(state, u, maps, lambda x: mpmath.log(_sigmoid(x)))
+    return _slstm(state, u, maps, lambda x: -_softplus(-x))
 
 
 def slstm_exp(state: list, u: list, maps: list) -> list:
-    return _slstm(state, u, maps, lambda x: mpmath.log(mpmath.exp(x)))
+    return _slstm(state, u, maps, lambda x: x)
 
 
 def cfc_published(h: list, u: list, maps: list) -> list:
     """Hasani et al., Nature Machine Intelligence 2022; the drives come in the order f, g, k, Δt."""
     d, dt = len(h), u[-1]
     f, g, k = ([maps[w][j] * h[j] + u[w * d + j] for j in range(d)] for w in range(3))
-    gate = [_sigmoid(-x * dt) for x in f]
-    return [gate[j] * mpmath.tanh(g[j]) + (1 - gate[j]) * mpmath.tanh(k[j]) for j in range(d)]
+    gate = [_gate(-x * dt) for x in f]
+    return [gate[j][0] * _tanh(g[j]) + gate[j][1] * _tanh(k[j]) for j in range(d)]
 
 
 def cfc_consistent(h: list, u: list, maps: list) -> list:
     """The same with ``exp(−softplus(f) Δt)`` for the gate and the old state for g."""
     d, dt = len(h), u[-1]
     f, k = ([maps[w][j] * h[j] + u[w * d + j] for j in range(d)] for w in range(2))
-    kept = [mpmath.exp(-mpmath.log(1 + mpmath.exp(x)) * dt) for x in f]
-    return [kept[j] * h[j] + (1 - kept[j]) * mpmath.tanh(k[j]) for j in range(d)]
+    log_kept = [-_softplus(x) * dt for x in f]
+    return [_exp(log_kept[j]) * h[j] - _expm1(log_kept[j]) * _tanh(k[j]) for j in range(d)]
 
 
 def _g(x: Any) -> Any:
     """Feng et al., arXiv:2410.01201, App. B."""
-    return x + mpmath.mpf("0.5") if x >= 0 else _sigmoid(x)
+    return _choose(x >= 0, x + 0.5, _sigmoid(x))
 
 
 def min_gru(h: list, u: list, maps: list) -> list:
     """Feng et al., arXiv:2410.01201, minGRU in its log-space form; the drives in the order z, h."""
     d = len(h)
-    z = [_sigmoid(x) for x in u[:d]]
-    return [(1 - z[j]) * h[j] + z[j] * _g(u[d + j]) for j in range(d)]
+    z = [_gate(x) for x in u[:d]]
+    return [z[j][1] * h[j] + z[j][0] * _g(u[d + j]) for j in range(d)]
 
 
 def min_gru_decay(h: list, u: list, maps: list) -> list:
     """The same with ``exp(−softplus(ρ) log(1 + Δt))`` before ``1 − z``; Δt is the last drive."""
     d, dt = len(h), u[-1]
     (rho,) = maps
-    left = [mpmath.exp(-mpmath.log(1 + mpmath.exp(r)) * mpmath.log(1 + dt)) for r in rho]
-    z = [_sigmoid(x) for x in u[:d]]
-    return [left[j] * (1 - z[j]) * h[j] + z[j] * _g(u[d + j]) for j in range(d)]
+    left = [_exp(-_softplus(r) * _log1p(dt)) for r in rho]
+    z = [_gate(x) for x in u[:d]]
+    return [left[j] * z[j][1] * h[j] + z[j][0] * _g(u[d + j]) for j in range(d)]
 
 
 def min_lstm(h: list, u: list, maps: list) -> list:
@@ -284,22 +358,22 @@ def min_lstm(h: list, u: list, maps: list) -> list:
     d = len(h)
     out = []
     for j in range(d):
-        f, i = _sigmoid(u[j]), _sigmoid(u[d + j])
-        out.append(f / (f + i) * h[j] + i / (f + i) * _g(u[2 * d + j]))
+        f, i = u[j], u[d + j]
+        out.append(_share(f, i) * h[j] + _share(i, f) * _g(u[2 * d + j]))
     return out
 
 
 def signed(h: list, u: list, maps: list) -> list:
     """The card's equation; the drives come in the order z, v, s."""
     d = len(h)
-    return [mpmath.tanh(u[2 * d + j]) * h[j] + _sigmoid(u[j]) * u[d + j] for j in range(d)]
+    return [_tanh(u[2 * d + j]) * h[j] + _sigmoid(u[j]) * u[d + j] for j in range(d)]
 
 
 def signed_coupled(h: list, u: list, maps: list) -> list:
     d = len(h)
-    z = [_sigmoid(x) for x in u[:d]]
-    turn = [(1 - z[j]) * mpmath.tanh(u[2 * d + j]) for j in range(d)]
-    return [turn[j] * h[j] + z[j] * u[d + j] for j in range(d)]
+    z = [_gate(x) for x in u[:d]]
+    turn = [z[j][1] * _tanh(u[2 * d + j]) for j in range(d)]
+    return [turn[j] * h[j] + z[j][0] * u[d + j] for j in range(d)]
 
 
 def rotation(state: list, u: list, maps: list) -> list:
@@ -308,11 +382,10 @@ def rotation(state: list, u: list, maps: list) -> list:
     n = len(x)
     zx, zy, vx, vy, theta, d = (u[i * n : (i + 1) * n] for i in range(6))
     if maps:
-        step = [2 * mpmath.pi / m for m in maps[0]]
-        theta = [mpmath.nint(t / s) * s for t, s in zip(theta, step, strict=True)]
+        theta = [_snapped(t, m) for t, m in zip(theta, maps[0], strict=True)]
     out: list[list] = [[], []]
     for j in range(n):
-        c, s, flat = mpmath.cos(theta[j]), mpmath.sin(theta[j]), mpmath.tanh(d[j]) * y[j]
+        c, s, flat = _cos(theta[j]), _sin(theta[j]), _tanh(d[j]) * y[j]
         out[0].append(c * x[j] - s * flat + _sigmoid(zx[j]) * vx[j])
         out[1].append(s * x[j] + c * flat + _sigmoid(zy[j]) * vy[j])
     return out
@@ -329,7 +402,7 @@ def givens(state: list, u: list, maps: list) -> list:
         i = (2 * p + r % 2) % k
         j = (i + 1) % k
         for b in range(n):
-            c, s, first, second = mpmath.cos(theta[b]), mpmath.sin(theta[b]), h[i][b], h[j][b]
+            c, s, first, second = _cos(theta[b]), _sin(theta[b]), h[i][b], h[j][b]
             h[i][b], h[j][b] = c * first - s * second, s * first + c * second
     return [[h[i][b] + _sigmoid(gates[i][b]) * values[i][b] for b in range(n)] for i in range(k)]
 
@@ -345,13 +418,11 @@ def delta(h: list, u: list, maps: list, nh: int = 1) -> list:
     for n in range(heads):
         state = h[n]
         if maps:
-            left = mpmath.exp(-mpmath.log(1 + mpmath.exp(maps[0][n])) * u[-1])
+            left = _exp(-_softplus(maps[0][n]) * u[-1])
             state = [[left * x for x in row] for row in state]
         for j in range(nh):
             at = j * heads + n
-            k = u[keys + at * rows : keys + (at + 1) * rows]
-            length = mpmath.sqrt(_dot(k, k))
-            k = [x / length for x in k]
+            k = _unit(u[keys + at * rows : keys + (at + 1) * rows])
             v = u[values + at * columns : values + (at + 1) * columns]
             beta = 2 * _sigmoid(u[logits + at])
             old = [_dot(k, [state[i][c] for i in range(rows)]) for c in range(columns)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+FOREVER = 1e10
+"""What an infinite time gap counts as, so that nothing becomes NaN."""
 
 
 def positive(name: str, value: object) -> int:
@@ -47,6 +51,35 @@ def batch(sizes: Iterable[Any]) -> None:
             raise ValueError(f"batch: got {size}, expected a number of samples, 0 or more.")
 
 
+def bound(name: str, value: object) -> float | None:
+    """``value`` as a positive number, or None for no bound, or an error that names it."""
+    if value is None:
+        return None
+    wanted = "a positive number or None (no bound)"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: got {value!r} ({type(value).__name__}), expected {wanted}.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: got {value!r}, expected {wanted}.")
+    return float(value)
+
+
+def probability(name: str, value: object) -> float:
+    """``value`` as a number in [0, 1), or an error that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: got {value!r}, expected a probability in [0, 1).")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"{name}: got {value}, expected a probability in [0, 1).")
+    return value
+
+
+def one_of(name: str, value: object, known: Iterable[Any]) -> Any:
+    """``value``, which is one of those that are ``known``, or an error that lists them."""
+    known = tuple(known)
+    if not any(value is k or (type(value) is type(k) and value == k) for k in known):
+        raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(repr, known))}.")
+    return value
+
+
 def flag(name: str, value: object) -> bool:
     """``value`` as True or False, or a ``TypeError`` that names it."""
     if not isinstance(value, bool):
@@ -81,6 +114,12 @@ def floating(name: str, value: object) -> Tensor:
     """``value`` as a real floating-point tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor.")
+    if value.is_complex():
+        raise TypeError(
+            f"{name}: got dtype {value.dtype}, expected a real floating-point dtype; give real and "
+            "imaginary parts as two numbers, torch.view_as_real(...): what multiplies them is a "
+            "rotation of a plane."
+        )
     if not value.is_floating_point():
         raise TypeError(
             f"{name}: got dtype {value.dtype}, expected a floating-point dtype; "
@@ -118,8 +157,9 @@ def same_device(name: str, value: Tensor, device: torch.device) -> Tensor:
 def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
     """Time gaps of shape ``lead``: there if the cell's Spec has a time gap, and only then.
 
-    That none is negative is checked on the CPU only: elsewhere it would mean waiting for the
-    device. A NaN is let through and stays in its row, as one in the input does.
+    That none is negative or NaN is checked on the CPU only: elsewhere it would mean waiting for the
+    device, and a NaN stays in its row, as one in the input does. An infinite gap counts as
+    :data:`FOREVER`, everywhere.
     """
     name = type(cell).__name__
     if cell.spec.gap is None:
@@ -137,17 +177,18 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
             f"dt: got shape {tuple(gaps.shape)}, expected {lead}, one time gap a step; nothing is "
             "broadcast, use dt.expand(...) if all are alike."
         )
-    weight = cell.in_proj.weight
-    same_device("dt", gaps, weight.device)
-    if gaps.dtype not in (weight.dtype, state_dtype(weight.dtype)):
-        wanted = " or ".join(dict.fromkeys(map(str, (weight.dtype, state_dtype(weight.dtype)))))
+    same_device("dt", gaps, cell.device)
+    if gaps.dtype not in (cell.dtype, cell.state_dtype):
+        wanted = " or ".join(dict.fromkeys(map(str, (cell.dtype, cell.state_dtype))))
         raise TypeError(f"dt: got dtype {gaps.dtype}, expected {wanted}; convert it with .to(...).")
-    if readable(gaps) and bool((gaps < 0).any()):
+    if readable(gaps) and not bool((gaps >= 0).all()):
+        worst = gaps[~(gaps >= 0)].flatten()[0]
         raise ValueError(
-            f"dt: got a time gap of {float(gaps[gaps < 0].min()):.3g}, expected none below 0; sort "
-            "the sequence by time."
+            f"dt: got a time gap of {float(worst):.3g}, expected none that is NaN or below 0; sort the "
+            "sequence by time."
         )
-    return gaps
+    # A NaN stays one, and a gap that is finite stays what it is.
+    return torch.nan_to_num(gaps.to(cell.state_dtype), nan=math.nan, posinf=FOREVER)
 
 
 def readable(value: Tensor) -> bool:
@@ -198,7 +239,28 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Context in which autocast is off: recurrences run in the dtype of their state."""
     if autocast_dtype(device) is None:
         return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    if torch.compiler.is_compiling():
+        return torch.autocast(device.type, enabled=False)
+    return _without_autocast(device)
+
+
+_regions = threading.local()
+
+
+@contextmanager
+def _without_autocast(device: torch.device) -> Iterator[None]:
+    outer = getattr(_regions, "left", 0)
+    _regions.left = outer + 1
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        _regions.left = outer
+
+
+def inside_autocast(device: torch.device) -> bool:
+    """Whether a region of autocast is around this, also where :func:`full_precision` has left it."""
+    return autocast_dtype(device) is not None or getattr(_regions, "left", 0) > 0
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

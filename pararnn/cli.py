@@ -99,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     command.add_argument("--device", default="cpu", help="e.g. cuda (default: cpu)")
     command.add_argument("--json", action="store_true", help="one JSON object a run")
+    command.add_argument(
+        "--record", metavar="FOLDER",
+        help="keep checks and states there; after a stop, the same command goes on",
+    )  # fmt: skip
     command.set_defaults(run=_probe)
 
     command = commands.add_parser("catalog", help="build the cell catalog and serve it")
@@ -217,7 +221,14 @@ def _probe(options: argparse.Namespace) -> int:
                 protocol=dataclasses.replace(protocol, **changes),
                 device=device,
                 watch=lambda c: _progress(f"step {c.step}: loss {c.loss:.4f}, score {c.score:.4f}"),
+                record=options.record,
             )
+        except KeyboardInterrupt:
+            kept = (
+                "the same command goes on" if options.record else "nothing is kept without --record"
+            )
+            _progress(f"no result of seed {seed}: {kept}")
+            raise
         except ValueError as error:
             meant = "".join(
                 _meant(name, known)
@@ -289,14 +300,15 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _imported(text: str) -> object:
-    """The object that ``module:name`` names; the current folder is searched too."""
+    """The object that ``module:name`` names; the current folder is searched too, after everything
+    that is installed, so that no file in it takes the place of a module."""
     import importlib
 
     module_name, _, name = text.partition(":")
     if not (name and all(part.isidentifier() for part in module_name.split("."))):
         raise Problem(f"got {text!r}, expected module:name, e.g. my_cells:MyCell.")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module_name)
     except ImportError as error:

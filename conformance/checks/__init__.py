@@ -12,6 +12,7 @@ CHECKS: dict[str, Check] = {}
 MODULES = (
     "equations",
     "solving",
+    "scale",
     "proofs",
     "gradients",
     "sequences",
@@ -19,9 +20,12 @@ MODULES = (
     "linear",
     "readout",
     "robustness",
+    "memory",
+    "modules",
     "drm",
     "drm_geometry",
     "drm_sequences",
+    "tasks",
 )
 
 

@@ -77,6 +77,7 @@ def paths(ctx: Context) -> None:
             )
             radius = torch.linalg.vector_norm(loop, dim=-1).max() / one.config.state_radius
             ctx.within("state / radius", radius, 1.0)
+    lengths(ctx)
     still = drawn(ctx, configuration("J_NO_DIRECTION", **STRONG, **RECURRENT))
     x = tokens(ctx, 2, 9)
     for window in (0, 4):
@@ -84,6 +85,19 @@ def paths(ctx: Context) -> None:
         wanted = gradients(still, x)
         for gap in map(error, gradients(found, x), wanted):
             ctx.within("gradient of the parallel path", gap, 1e-9)
+
+
+def lengths(ctx: Context) -> None:
+    """States whose squares overflow or underflow are bounded as those between are."""
+    for dtype, least, most in ((torch.float32, 1e-30, 1e37), (torch.float64, 1e-200, 1e300)):
+        z = ctx.normal(7, 33).to(ctx.device, dtype)
+        wanted = drm.bound_state(1e3 * z, 1.0)
+        for size in (least, most):
+            found = drm.bound_state(size * z, size / 1e3) / (size / 1e3)
+            ctx.within("bounded state of another size", error(found, wanted), 1e-5)
+            if size > 1:
+                far = drm.bound_state(size * z, 1.0)
+                ctx.within("bounded state of a long one", error(far, wanted), 1e-5)
 
 
 def like(made: drm.DRM, **changes: Any) -> drm.DRM:

@@ -229,6 +229,12 @@ def constraint(ctx: Context) -> None:
     default = ctx.subject.factory().max_recurrent_norm
     expected = 0.5 if entrywise else None
     ctx.require(default == expected, f"default bound: got {default!r}, expected {expected!r}")
+    for bad in (True, "0.5", float("nan"), 0.0, -1.0, float("inf")):
+        try:
+            ctx.cell(max_recurrent_norm=bad)
+        except (TypeError, ValueError):
+            continue
+        ctx.require(False, f"max_recurrent_norm={bad!r}: got no error")
     bound = 0.7
     for _ in ctx.rounds():
         raw, outside = ctx.cell(gain=6.0), 0

@@ -33,6 +33,39 @@ def time_gap(ctx: Context) -> None:
         much = after(cell, h, x, 1e4)
         ctx.require(bool(much.isfinite().all()), "a gap of 1e4: got a state that is not finite")
     sequences(ctx)
+    forever(ctx)
+
+
+def forever(ctx: Context) -> None:
+    """An infinite gap counts as 1e10; a NaN is none."""
+    for dtype in ctx.wide_dtypes():
+        cell = converted(ctx.cell(), dtype)
+        x, found = ctx.inputs(cell, 2, 7), []
+        for label, options in WAYS:
+            for gap in (1e10, float("inf")):
+                given = x.clone()
+                given[0, 3, -1] = gap
+                given.requires_grad_()
+                states = ctx.api.solve(cell, given, **options).states
+                leaves = (given, *cell.parameters())
+                found.append(
+                    (
+                        states,
+                        *torch.autograd.grad(states.square().sum(), leaves, materialize_grads=True),
+                    )
+                )
+            much, infinite = found[-2:]
+            for first, second in zip(much, infinite, strict=True):
+                ctx.require(bool(second.isfinite().all()), f"an infinite gap, {label}: not finite")
+                ctx.within(f"an infinite gap − 1e10, {name(dtype)}", error(second, first), 1e-5)
+        if ctx.device.type == "cpu":  # elsewhere nothing looks
+            given = x.clone()
+            given[0, 3, -1] = float("nan")
+            try:
+                ctx.api.solve(cell, given)
+            except ValueError:
+                continue
+            ctx.require(False, "a gap that is NaN: got no ValueError")
 
 
 def gapped(x: Tensor, dt: float) -> Tensor:

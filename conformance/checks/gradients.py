@@ -20,7 +20,7 @@ from .solving import formed, name
 def on_a_grid(cell: nn.Module) -> bool:
     """Whether a stage of the cell's Spec rounds an angle."""
     stages = getattr(getattr(cell, "spec", None), "stages", ())
-    return any("snap(" in str(getattr(stage, "expr", "")) for stage in stages)
+    return any("snap" in str(getattr(stage, "expr", "")) for stage in stages)
 
 
 Run = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from typing import Any
 
+import mpmath
 import torch
 from torch import Tensor, nn
 
 from pararnn import NewtonConfig
+from pararnn.scan import linear_scan, matrix_scan
 
-from ..context import Context, NotApplicable, converted, error, tolerance
+from ..context import UNIT_ROUNDOFF, Context, NotApplicable, converted, error, tolerance
 from ..reference import advance, amplification, apart, loop
 from . import checks
 from .equations import STEP
@@ -101,7 +105,37 @@ def positivity(ctx: Context) -> None:
         for bad in (-1e-30, float("nan")):
             h = torch.ones(2, 1, cell.d_h, dtype=x.dtype)
             h[1, 0, 2] = bad
-            refused(ctx, f"h_0 with an entry {bad}", lambda h=h: cell(x, h, more.get("dt")))
+            bad_starts(ctx, cell, x, more, h)
+
+
+def bad_starts(
+    ctx: Context, cell: nn.Module, x: Tensor, more: dict[str, Tensor], h: Tensor
+) -> None:
+    """A start that no sequence has, in every way to run one; and as the state of a single step."""
+    layer, given = ctx.api.layer(cell), torch.cat([x, *more_columns(more)], -1)
+    now = {key: value[:, 0] for key, value in more.items()}
+    sequences: dict[str, Callable[[], object]] = {
+        "a call": lambda: cell(x, h, more.get("dt")),
+        "a layer": lambda: layer(x, h[None, :, 0], **more),
+    }
+    for label, options in WAYS:
+        sequences[label] = lambda o=options: ctx.api.solve(cell, given, h0=h[:, 0], **o)
+    steps: dict[str, Callable[[], object]] = {
+        "step": lambda: cell.step(h[:, 0], x[:, 0], **now),
+        "stream": lambda: cell.stream(x[:, 0], h, *now.values()),
+        "step of a layer": lambda: layer.step(x[:, 0], h[None, :, 0], **now),
+    }
+    for what, call in sequences.items():
+        refused(ctx, f"{what}, a start with an entry that is negative or NaN", call)
+    for what, call in steps.items():
+        if bool((h < 0).any()):
+            refused(ctx, f"{what}, a state with a negative entry", call)
+        else:  # as after a step that met a NaN
+            call()
+
+
+def more_columns(more: dict[str, Tensor]) -> list[Tensor]:
+    return [value[..., None] for value in more.values()]
 
 
 def refused(ctx: Context, what: str, call) -> None:
@@ -150,6 +184,32 @@ def snap(ctx: Context) -> None:
         off = torch.remainder(angle - theta + math.pi, 2 * math.pi) - math.pi
         ctx.within("distance to the grid / half a step", (off.abs() * m / math.pi).max(), 1 + 1e-12)
         straight(ctx, cell, theta)
+    large_angles(ctx, converted(ctx.cell(), torch.float32))
+
+
+def large_angles(ctx: Context, cell: nn.Module) -> None:
+    """Turns by float32 angles of size 1e3 to 1e9: those of the nearest multiple, by 40 digits."""
+    batch, n = 32, cell.channels
+    for size in (1e3, 1e6, 1e9):
+        theta = (size * ctx.normal(batch, n)).float().to(ctx.device)
+        u = placed(cell, u_theta=theta, u_d=torch.full_like(theta, 40.0)).float()
+        h = torch.zeros(batch, 2, n, device=ctx.device)
+        h[:, 0] = 1
+        got = cell.step(h, drives=u)
+        by_spec = ctx.api.solve(cell, drives=u[:, None], h0=h).states[:, 0]
+        with mpmath.workdps(40):
+            want = torch.tensor([[turn(v, m) for v, m in zip(row, cell.m.tolist(), strict=True)]
+                                 for row in theta.tolist()], dtype=torch.float64)  # fmt: skip
+        want = want.movedim(-1, 1).to(ctx.device)
+        for what, found in (("step", got), ("solve", by_spec)):
+            gap = (found.double() - want).abs().max()
+            ctx.within(f"angles of size {size:g}, {what}", gap, 4 * 2.0**-23)
+
+
+def turn(angle: float, m: float) -> tuple[float, float]:
+    step = 2 * mpmath.pi / int(m)
+    near = mpmath.nint(mpmath.mpf(angle) / step) * step
+    return float(mpmath.cos(near)), float(mpmath.sin(near))
 
 
 def straight(ctx: Context, cell: nn.Module, theta: Tensor) -> None:
@@ -224,3 +284,65 @@ def layer(ctx: Context, cell: nn.Module) -> None:
         ctx.require(
             value is None or bool(value.isfinite().all()), "got a gradient that is not finite"
         )
+
+
+@checks("scan-range")
+def scan_range(ctx: Context) -> None:
+    if ctx.spec_of(ctx.cell()).jac_structure != "linear":
+        raise NotApplicable("the recurrence is not linear in its state")
+    length = 150
+    for dtype in ctx.wide_dtypes():
+        for number in ctx.rounds(2):
+            # Powers of ten between which every lane walks, by steps of its own: anywhere, or further
+            # apart than the least and the largest number of the dtype, in several steps.
+            largest = (
+                18.0 + 3 * (number % 2) if dtype == torch.float32 else 150.0 + 10 * (number % 2)
+            )
+            levels = ctx.uniform(2, length + 1, 3, high=largest)
+            if number % 2:
+                levels = largest * torch.sin(levels.cumsum(1) / largest)
+            steps = levels.diff(dim=1).to(ctx.device)
+            a, b = 10.0**steps, 1e-8 * 10.0 ** levels[:, 1:].to(ctx.device)
+            h0 = 10.0 ** levels[:, 0].to(ctx.device)
+            b = b * ctx.normal(*b.shape).to(ctx.device)
+            blocks = torch.stack([a, 0 * a, 0.5 * a, -a], -1).unflatten(-1, (2, 2))
+            two = (v.unsqueeze(-1) * torch.tensor([1.0, -0.5]).to(v) for v in (b, h0))
+            for scan, given in ((linear_scan, (a, b, h0)), (matrix_scan, (blocks, *two))):
+                with ctx.explained(f"{scan.__name__}, {name(dtype)}"):
+                    whole_range(ctx, scan, *(v.to(dtype) for v in given))
+
+
+def whole_range(ctx: Context, scan: Any, op: Tensor, b: Tensor, h0: Tensor) -> None:
+    """A scan against the loop in its dtype; and parts of it beside other numbers."""
+
+    def walk(op: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        states = []
+        for op_t, b_t in zip(op.unbind(1), b.unbind(1), strict=True):
+            moved = op_t * h if op_t.ndim == h.ndim else (op_t @ h.unsqueeze(-1)).squeeze(-1)
+            h = moved + b_t
+            states.append(h)
+        return torch.stack(states, 1)
+
+    for reverse in (False, True):
+        if reverse:
+            op, b = op.flip(1), b.flip(1)
+        got = scan(op, b, h0, reverse=reverse)
+        order = (1,) if reverse else ()
+        want = walk(op.flip(order), b.flip(order), h0).flip(order)
+        tiny = torch.finfo(b.dtype).tiny
+        sizes = op.flip(order).abs().double(), b.flip(order).abs().double() + tiny
+        terms = walk(*sizes, h0.abs().double())
+        gap = (got - want).double().abs() / terms.flip(order)
+        rows = 1 if op.ndim == b.ndim else 2
+        bound = 8 * b.shape[1] * rows * UNIT_ROUNDOFF[b.dtype]
+        ctx.within("difference / σ", torch.where(got == want, 0.0, gap).max(), bound)
+        other = op.clone()
+        edge = slice(None, 97) if reverse else slice(53, None)
+        kept = slice(97, None) if reverse else slice(None, 53)
+        other[:, edge] *= 1e12
+        ctx.same_bits(
+            "before other numbers", scan(other, b, h0, reverse=reverse)[:, kept], got[:, kept]
+        )
+        other = op.clone()
+        other[1] *= 1e12
+        ctx.same_bits("beside other numbers", scan(other, b, h0, reverse=reverse)[0], got[0])

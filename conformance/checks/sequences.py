@@ -31,7 +31,8 @@ WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @checks("causality")
 def causality(ctx: Context) -> None:
-    length = 29
+    linear = getattr(ctx.cell(), "jac_structure", "") == "linear"
+    length = 61 if linear else 29  # a scan of many steps is in chunks
     for dtype in ctx.wide_dtypes():
         for gain, _ in ((g, r) for g in (1.0, 3.0) for r in ctx.rounds()):
             cell = converted(ctx.cell(gain=gain), dtype)
@@ -39,9 +40,9 @@ def causality(ctx: Context) -> None:
             for label, options in WAYS:
                 given = x.clone().requires_grad_()
                 states = ctx.api.solve(cell, given, h0=h0, **options).states
-                for cut in (1, 10, 28):
+                for cut, size in ((1, 5.0), (10, 5.0), (10, 1e30), (length - 1, 5.0)):
                     later = x.clone()
-                    later[:, cut:] = 5 * ctx.inputs(cell, 3, length - cut)
+                    later[:, cut:] = size * ctx.inputs(cell, 3, length - cut)
                     other = ctx.api.solve(cell, later, h0=h0, **options).states
                     ctx.same_bits(f"prefix, {label}", other[:, :cut], states[:, :cut])
                 (leak,) = torch.autograd.grad(states[:, :10].sum(), given, retain_graph=True)
@@ -112,9 +113,36 @@ def resets(ctx: Context) -> None:
                 states = ctx.api.solve(cell, given, h0=initial, resets=marks, **options).states
                 ctx.within(f"{label}, {name(dtype)}", error(states, expected), bound)
                 leaks(ctx, states, given, initial, marks)
+            poisoned(ctx, cell, h0)
             for function in ("sequential_apply", "newton_apply", "shooting_apply"):
                 states = getattr(ctx.api, function)(cell, x, h0=h0, resets=marks)
                 ctx.within(f"{function}, {name(dtype)}", error(states, expected), bound)
+
+
+def poisoned(ctx: Context, cell: nn.Module, h0: Tensor) -> None:
+    """Nothing of a bad number is left after a reset, nor in a gradient."""
+    row, reset, length = 3, 37, 61
+    x = ctx.inputs(cell, 4, length)
+    marks = torch.zeros(4, length, dtype=torch.bool, device=ctx.device)
+    marks[row, reset] = True
+    for label, options in WAYS:
+        clean = ctx.api.solve(cell, x, h0=h0, resets=marks, **options).states
+        for poison in (float("nan"), float("inf")):
+            given = x.clone()
+            given[row, reset - 5] = poison
+            given.requires_grad_()
+            states = ctx.api.solve(cell, given, h0=h0, resets=marks, **options).states
+            ctx.same_bits(
+                f"{poison} before a reset, {label}", states[row, reset:], clean[row, reset:]
+            )
+            if options["method"] == "sequential":
+                continue
+            (gradient,) = torch.autograd.grad(states[row, reset:].sum(), given)
+            ctx.within("gradient before a reset", gradient[row, :reset].abs().sum(), 0.0)
+            ctx.require(
+                bool(gradient[row, reset:].isfinite().all()),
+                f"{label}, {poison}: got a gradient that is not finite after a reset",
+            )
 
 
 def separately(cell: nn.Module, x: Tensor, h0: Tensor, marks: Tensor) -> Tensor:
@@ -163,6 +191,55 @@ def variable_length(ctx: Context) -> None:
                     ctx.within(f"{label}, {name(dtype)}", gap, tolerance(dtype, kappa))
                 (gradient,) = torch.autograd.grad(states[valid].square().sum(), given)
                 ctx.within("gradient of padding", gradient[~valid].abs().sum(), 0.0)
+            layer_lengths(ctx, cell, x, h0, torch.tensor(lengths, device=ctx.device), valid)
+    if torch.bfloat16 in ctx.dtypes:
+        unrounded_finals(ctx, torch.tensor(lengths, device=ctx.device))
+
+
+def layer_lengths(
+    ctx: Context, cell: nn.Module, x: Tensor, h0: Tensor, lengths: Tensor, valid: Tensor
+) -> None:
+    """A layer that is told the lengths does not look at padding, whatever it holds."""
+    layer, found = ctx.api.layer(cell), []
+    for filler in (0.0, 1e3, float("nan"), float("inf")):
+        given = x.clone()
+        given[~valid] = filler
+        given.requires_grad_()
+        inner, more = apart(cell, given)
+        output, h_n = layer(inner, h0[None], lengths=lengths, **more)
+        loss = output.square().sum() + h_n.square().sum()
+        leaves = (given, *cell.parameters())
+        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        ctx.within("gradient of padding, lengths", gradients[0][~valid].abs().sum(), 0.0)
+        ctx.within("output in padding", output[~valid].abs().sum(), 0.0)
+        found.append((output, h_n, *gradients))
+    for other in found[1:]:
+        for first, second in zip(found[0], other, strict=True):
+            ctx.same_bits("what the padding holds", second, first)
+    for row, n in enumerate(lengths.tolist()):
+        states = loop(cell, x[row : row + 1, :n], h0[row : row + 1])
+        gap = error(found[0][1][0, row], states[0, -1])
+        ctx.within(f"final state of a row, {name(x.dtype)}", gap, tolerance(x.dtype, 10.0))
+
+
+def unrounded_finals(ctx: Context, lengths: Tensor) -> None:
+    """``h_n`` of padded rows in bfloat16: that of a float32 cell on the same drives."""
+    cell = converted(ctx.cell(), torch.bfloat16)
+    if not hasattr(cell, "drives"):
+        return
+    twin = converted(cell, torch.float32)
+    x, more = apart(cell, ctx.inputs(cell, len(lengths), int(lengths.max())))
+    x = x.contiguous()  # as a layer makes it: a product of other strides may be rounded otherwise
+    u = cell.drives(x).detach().float()
+    _, h_n = ctx.api.layer(cell)(x, lengths=lengths, **more)
+    ctx.require(h_n.dtype == torch.float32, f"h_n: got {h_n.dtype}, expected torch.float32")
+    for row, n in enumerate(lengths.tolist()):
+        h = twin.init_state(1)
+        for t in range(n):
+            now = {key: value[row : row + 1, t].float() for key, value in more.items()}
+            h = twin.step(h, drives=u[row : row + 1, t], **now)
+        gap = error(h_n[0, row], h[0])
+        ctx.within("final state in bfloat16 − in float32", gap, tolerance(torch.float32, 10.0))
 
 
 @checks("shapes")

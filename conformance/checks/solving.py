@@ -19,6 +19,7 @@ from ..reference import (
     jacobians,
     loop,
     shifted,
+    sizes,
     start,
     stepwise,
 )
@@ -58,9 +59,10 @@ def settings(
 
 
 def misfit(cell: nn.Module, previous: Tensor, x: Tensor, states: Tensor) -> float:
-    """Largest ``|h_t − f(h_{t−1})|``, relative to ``max(1, |h_t|)`` as the solver's residual."""
-    gap = (stepwise(cell, previous, x) - states).detach().abs()
-    return float((gap / states.abs().clamp_min(1)).max())
+    """Largest ``|h_t − f(h_{t−1})|``, relative to the largest state of the row up to there."""
+    stepped = stepwise(cell, previous, x).detach()
+    size = sizes(torch.maximum(states.abs(), stepped.abs()), previous[:, 0])
+    return float(((stepped - states).abs().flatten(2).amax(2) / size).max())
 
 
 def largest_jacobian(cell: nn.Module, previous: Tensor, x: Tensor) -> float:
@@ -82,9 +84,7 @@ def residual(ctx: Context) -> None:
                     previous = shifted(states, h0)
                     gap = misfit(cell, previous, x, states)
                     stretch = max(1.0, largest_jacobian(cell, previous, x))
-                    # Rows of a matrix are added up, so small entries round like the largest.
-                    size = max(1.0, float(states.abs().max()))
-                    rounding = ROUNDINGS * UNIT_ROUNDOFF[dtype] * size
+                    rounding = ROUNDINGS * UNIT_ROUNDOFF[dtype]
                     ctx.require(solution.converged, f"{label}, gain {gain}: got converged=False")
                     ctx.within(f"reported residual, {name(dtype)}", solution.residual, LIMIT[dtype])
                     ctx.within(
@@ -205,8 +205,7 @@ def honest(ctx: Context, cell: nn.Module, x: Tensor, solution: Any, dtype: Any) 
     states = solution.states.detach()
     previous = shifted(states, start(cell, x))
     gap = misfit(cell, previous, x, states)
-    # The residual is relative to the larger of 1 and a state, and so is the recomputed one.
-    stretch = max(1.0, largest_jacobian(cell, previous, x)) * max(1.0, float(states.abs().max()))
+    stretch = max(1.0, largest_jacobian(cell, previous, x))
     rounding = ROUNDINGS * UNIT_ROUNDOFF[dtype]
     ctx.require(not solution.fallback, "got a fallback in a pinned solve that was to ignore")
     ctx.require(

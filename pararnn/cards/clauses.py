@@ -50,6 +50,12 @@ NUMBERS = {
     "drm-streaming": 41,
     "drm-memory": 42,
     "drm-terms": 43,
+    "scale": 44,
+    "finite": 45,
+    "scan-range": 46,
+    "memory": 47,
+    "modules": 48,
+    "task-answers": 49,
 }
 
 

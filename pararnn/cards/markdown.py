@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import quote
 
 from ..drm.cards import Switch
 from .clauses import anchor, is_test, label
 from .costs import PATHS, SCAN
 from .model import Card, NumberedEquation, Variant, card
 from .plain import terms
-from .typeset import formula, prose, shape, table
+from .typeset import code, escape, fence, formula, prose, safe, shape, table
 
 
 def fidelity(c: Card, root: str = "../") -> str:
@@ -18,12 +19,12 @@ def fidelity(c: Card, root: str = "../") -> str:
         return "*No fidelity label: this cell has no `facts`.*\n"
     if len({c.fidelity, *(v.fidelity for v in c.variants)}) == 1:
         return f"**Fidelity:** {labelled(c.fidelity, root)}\n"
-    each = "; ".join(f"{labelled(v.fidelity, root)} for `{v.option}`" for v in c.variants)
+    each = "; ".join(f"{labelled(v.fidelity, root)} for {code(v.option)}" for v in c.variants)
     return f"**Fidelity:** {each}\n"
 
 
 def labelled(labels: tuple[str, ...], root: str) -> str:
-    return " / ".join(f"[{name}]({root}fidelity.md#{name})" for name in labels)
+    return " / ".join(f"[{escape(name)}]({root}fidelity.md#{quote(name)})" for name in labels)
 
 
 def summary(c: Card) -> str:
@@ -35,7 +36,11 @@ def sources(c: Card) -> str:
     lines = [
         f"- {prose(s.authors)}, *{prose(s.title)}*"
         + (f", {prose(s.venue)}" if s.venue != "arXiv" else "")
-        + (f", [arXiv:{s.arxiv}](https://arxiv.org/abs/{s.arxiv})" if s.arxiv else "")
+        + (
+            f", [arXiv:{escape(s.arxiv)}](https://arxiv.org/abs/{quote(s.arxiv)})"
+            if s.arxiv
+            else ""
+        )
         + (f". Here: {prose(s.equations)}." if s.equations else ".")
         for s in c.sources
     ]
@@ -52,7 +57,7 @@ def equations(c: Card) -> str:
     parts = []
     for option, lines in c.groups:
         if option:
-            parts.append(f"**`{option}`**\n")
+            parts.append(f"**{code(option)}**\n")
         parts += [_equation(e) for e in lines]
     return "\n".join(parts)
 
@@ -60,7 +65,7 @@ def equations(c: Card) -> str:
 def _equation(e: NumberedEquation) -> str:
     return (
         f'<div class="equation" id="{e.anchor}" markdown>\n\n'
-        rf"\[ {e.latex} \tag{{{e.number}}} \]"
+        rf"\[ {safe(e.latex)} \tag{{{e.number}}} \]"
         f'\n\n<a class="headerlink" href="#{e.anchor}" title="Link to this equation">¶</a>\n\n</div>\n'
     )
 
@@ -69,7 +74,7 @@ def jacobian(c: Card) -> str:
     """Class, meaning, and the factorized form as it was derived."""
     parts = []
     for v in c.variants:
-        heading = f"**`{v.option}`**: class" if v.option else "Class"
+        heading = f"**{code(v.option)}**: class" if v.option else "Class"
         slots = f" ({len(v.spec.slots)} state slots)" if len(v.spec.slots) > 1 else ""
         structure = ", ".join(f"`{word}`" for word in v.structure)
         parts.append(f"{heading} {structure}{slots}. {v.jacobian_class.meaning}\n")
@@ -79,7 +84,7 @@ def jacobian(c: Card) -> str:
 
 def aligned(latex: str) -> str:
     """A displayed equation, broken at its sums."""
-    first, *rest = terms(latex)
+    first, *rest = terms(safe(latex))
     left, _, right = first.partition(" = ")
     lines = [f"{left} = {{}}& {right}", *(f"& {term}" for term in rest)]
     body = " \\\\\n".join(lines)
@@ -93,7 +98,7 @@ def parallel(c: Card) -> str:
         return "\n".join(parts)
     header = [
         "One step of one sample",
-        *(f"`{v.option}`" if v.option else "size" for v in c.variants),
+        *(code(v.option) if v.option else "size" for v in c.variants),
     ]
     rows = []
     for lines in zip(*(v.costs for v in c.variants), strict=True):
@@ -124,7 +129,7 @@ def deviations(c: Card, root: str = "../") -> str:
             prose(d.what),
             prose(d.why),
             prose(d.effect),
-            f"`{d.clause}`"
+            code(d.clause)
             if is_test(d.clause)
             else f"[{label(d.clause)}]({root}contract.md#{anchor(d.clause)})",
         ]
@@ -138,7 +143,7 @@ def deviations(c: Card, root: str = "../") -> str:
 def switches(c: Card) -> str:
     """Fields of the configuration that choose between the notes and the published system."""
     rows = [
-        [f"`{s.name}`", *_choice(s), prose(s.effect)] for s in (c.part.switches if c.part else ())
+        [code(s.name), *_choice(s), prose(s.effect)] for s in (c.part.switches if c.part else ())
     ]
     header = ["Switch", "The notes, the default", "The published system", "Effect"]
     return table(header, rows, "Switches between the notes and the published system")
@@ -146,7 +151,7 @@ def switches(c: Card) -> str:
 
 def _choice(s: Switch) -> list[str]:
     texts = zip(s.values, (s.notes, s.published), strict=True)
-    return [f"`{value!r}`: {prose(text)}" for value, text in texts]
+    return [f"{code(repr(value))}: {prose(text)}" for value, text in texts]
 
 
 def not_claimed(c: Card) -> str:
@@ -158,7 +163,7 @@ def source(c: Card) -> str:
     parts = []
     for v in c.variants:
         if v.option:
-            parts.append(f"**`{v.option}`**\n")
+            parts.append(f"**{code(v.option)}**\n")
         parts.append(_fence(v.source("step")))
         inner = "\n".join(_fence(v.source(program)) for program in _linearization(v))
         indented = "\n".join(f"    {line}" if line else "" for line in inner.splitlines())
@@ -171,11 +176,11 @@ def _linearization(v: Variant) -> tuple[str, ...]:
 
 
 def _fence(text: str) -> str:
-    return f"```python\n{text}```\n"
+    return fence(text, "python")
 
 
 def citation(c: Card) -> str:
-    return f"```bibtex\n{c.bibtex}\n```\n" if c.sources else "Nothing to cite.\n"
+    return fence(f"{c.bibtex}\n", "bibtex") if c.sources else "Nothing to cite.\n"
 
 
 PARTS: dict[str, Callable[[Card], str]] = {
@@ -228,7 +233,7 @@ def card_markdown(subject: object) -> str:
     """
     c = subject if isinstance(subject, Card) else card(subject)  # type: ignore[arg-type]
     parts = {**parts_of(c), "numerics": numerics}
-    page = [f"# {c.title}\n", fidelity(c), summary(c)]
+    page = [f"# {escape(c.title)}\n", fidelity(c), summary(c)]
     for name, heading in HEADINGS.items():
         if name in parts:
             page += [f"## {heading}\n", parts[name](c)]

@@ -32,6 +32,11 @@ _ACCENTS = {r"\dot": "\u0307", r"\tilde": "\u0303", r"\hat": "\u0302", r"\bar": 
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
+def printable(text: str) -> str:
+    """Text without control characters, which a terminal would obey: each is shown as �."""
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
 def plain(latex: str) -> str:
     """Unicode text of an equation. Commands that it does not know keep their name."""
     text = latex

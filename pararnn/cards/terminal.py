@@ -6,7 +6,7 @@ import textwrap
 
 from .clauses import label
 from .model import Card, card
-from .plain import plain, terms
+from .plain import plain, printable, terms
 
 
 def card_text(subject: object, width: int = 80) -> str:
@@ -80,7 +80,7 @@ def card_text(subject: object, width: int = 80) -> str:
     if c.sources:
         writer.heading("Citation")
         writer.verbatim(c.bibtex)
-    return "\n".join(writer.lines) + "\n"
+    return "\n".join(map(printable, writer.lines)) + "\n"
 
 
 def _fidelity(c: Card) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from .plain import printable
+
 _CALL = r"(?:\b\d+/)?\b[A-Za-z][A-Za-z_0-9]*\((?:[^()]|\([^()]*\))*\)"
 _TOKEN = re.compile(
     rf"""(?P<option>\b[a-z_]+='[^']*')
@@ -22,15 +24,39 @@ _TOKEN = re.compile(
 
 
 def escape(text: str) -> str:
-    """Text whose characters mean nothing to Markdown."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    """Text whose characters mean nothing to Markdown, on one line."""
+    text = printable(" ".join(text.split("\n"))).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
 
 
 def formula(latex: str) -> str:
     """Inline formula. A star as a subscript, which stands for "each", is made valid LaTeX."""
     latex = re.sub(r"_\*", r"_{\\ast}", latex).replace("|", r"\vert ")
-    return rf"\({latex}\)"
+    return rf"\({safe(latex)}\)"
+
+
+def safe(latex: str) -> str:
+    """LaTeX that a page cannot take for HTML, nor for its end."""
+    latex = printable(latex).replace("<", r"\lt ").replace(">", r"\gt ")
+    return re.sub(r"\\+([()\[\]])", r"\1", latex)
+
+
+def code(text: str) -> str:
+    """Text as code within a line, whatever it has."""
+    text = printable(text)
+    if "`" not in text:
+        return f"`{text}`"
+    longest = max(map(len, re.findall("`+", text)))
+    mark = "`" * (longest + 1)
+    return f"{mark} {text} {mark}"
+
+
+def fence(text: str, language: str) -> str:
+    """Text as a block of code, whatever it has."""
+    text = "\n".join(map(printable, text.split("\n")))
+    longest = max([2, *map(len, re.findall("`+", text))])
+    mark = "`" * (longest + 1)
+    return f"{mark}{language}\n{text}{mark}\n"
 
 
 def prose(text: str) -> str:
@@ -48,12 +74,12 @@ def _typeset(match: re.Match[str]) -> str:
         return formula(match[0])
     if match["transposed"]:
         return formula(match["transposed"].replace("^T", r"^\top"))
-    return f"`{match[0]}`"
+    return code(match[0])
 
 
 def shape(text: str) -> str:
     """Shapes as code, each by itself so that a narrow table can break between them."""
-    return ", ".join(f"`{part}`" for part in re.split(r"(?<=\)), ", text))
+    return ", ".join(code(part) for part in re.split(r"(?<=\)), ", text))
 
 
 def table(header: list[str], rows: list[list[str]], label: str) -> str:

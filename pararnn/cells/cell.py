@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
+from .._precision import exactly
 from ..kernels import channelwise
 from ..solvers.dynamics import SpecDynamics, pack
+from ..solvers.module_dynamics import computed_weights
 from ..solvers.operators import register
 from ..solvers.task import output_of
 from ..spec import Spec
+from .entry import takes_run
 from .facts import Facts
+from .rebuild import constructor_arguments, lost
 
 
 class Cell(nn.Module):
@@ -113,9 +117,9 @@ class Cell(nn.Module):
         self.d_h = self.hidden_size = self._output_width()
         self.jac_structure = self.spec.jac_structure
         self.kernel, self.no_kernel = register(self.spec), channelwise(self.spec)
-        self.in_proj = nn.Linear(
-            self.d_in, self.spec.packed_width(self.sizes), bias=bias, device=device, dtype=dtype
-        )
+        self.drive_width, self.has_bias = self.spec.packed_width(self.sizes), bias
+        self._like = torch.empty(0, device=device, dtype=dtype)
+        self.in_proj = nn.Linear(self.d_in, self.drive_width, bias=bias, device=device, dtype=dtype)
         constants = {p.name for p in self.spec.param_list if not p.trained}
         for name, shape in self.spec.parameter_shapes(self.sizes).items():
             if hasattr(self, name):
@@ -166,13 +170,12 @@ class Cell(nn.Module):
                         f"{type(self).__name__}: got no value of the constant {p.name!r}, expected "
                         "one from its method constants()."
                     )
-                value = torch.tensor(
-                    given[p.name], dtype=self.state_dtype, device=self.in_proj.weight.device
-                )
+                value = torch.tensor(given[p.name], dtype=self.state_dtype, device=self.device)
                 self.register_buffer(p.name, value.expand(shapes[p.name]), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Cell:
         super()._apply(fn, recurse)
+        self._like = fn(self._like)
         self._set_constants()  # in the state's dtype: a conversion to half would round them
         return self
 
@@ -198,21 +201,55 @@ class Cell(nn.Module):
         Subclasses apply their constraints here; solver and step both read it. Constants are in the
         dtype of the state.
         """
+        if self._forward_pre_hooks:
+            computed_weights(self)
         names = [m.name for m in self.spec.map_list] + [p.name for p in self.spec.param_list]
         return tuple(getattr(self, name) for name in names)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments that rebuild this cell (device and dtype apart)."""
-        out: dict[str, Any] = {"d_in": self.d_in, "bias": self.in_proj.bias is not None}
+        out: dict[str, Any] = {"d_in": self.d_in, "bias": self.has_bias}
         if "spec" in self.__dict__:
             out["spec"] = self.spec
         return out | {"sizes": dict(self.sizes)}
 
     def rebuilt(self, **changes: Any) -> Cell:
-        """A freshly initialised cell of the same kind, with some hyperparameters changed."""
-        weight = self.in_proj.weight
+        """A freshly initialised cell of the same kind, with some hyperparameters changed.
+
+        Raises
+        ------
+        TypeError
+            If :meth:`hyperparameters` does not give all arguments of the constructor.
+        ValueError
+            If this cell has what a fresh one has not: parametrizations, hooks, other submodules.
+        """
         settings = self.hyperparameters() | changes
-        return type(self)(**settings, device=weight.device, dtype=weight.dtype)
+        name = type(self).__name__
+        fix = (
+            "write a method hyperparameters() that returns every argument of the constructor but "
+            "device and dtype, or build the cells yourself and pass a list of them"
+        )
+        forgotten = [a for a in constructor_arguments(type(self), Cell) if a not in settings]
+        if forgotten:
+            raise TypeError(
+                f"{name}: got no {forgotten[0]!r} from hyperparameters(), expected every argument "
+                f"of the constructor, so that the cell can be rebuilt as it is; {fix}."
+            )
+        try:
+            fresh = type(self)(**settings, device=self.device, dtype=self.dtype)
+        except TypeError as error:
+            raise TypeError(
+                f"{name}: cannot be rebuilt from hyperparameters(): {error}; {fix}."
+            ) from error
+        gone = lost(self, fresh)
+        if gone and changes:  # which may be what makes the difference
+            gone = lost(self, type(self)(**self.hyperparameters(), device=self.device))
+        if gone:
+            raise ValueError(
+                f"{name}: got a cell with {gone}, which a fresh cell of its kind has not; build "
+                "the cells yourself, each with its own, and pass a list of them."
+            )
+        return fresh
 
     def extra_repr(self) -> str:
         shown = {k: v for k, v in self.hyperparameters().items() if k not in ("bias", "spec")}
@@ -221,23 +258,50 @@ class Cell(nn.Module):
     # -- computing -----------------------------------------------------------------------------
 
     @property
+    def _parameter(self) -> Tensor:
+        """A tensor with the dtype and on the device of the parameters: the first floating-point one
+        of the input projection, or of the cell. What the projection is, is its own affair: wrapped,
+        parametrized or quantized, it may have none."""
+        for module in (self.in_proj, self):
+            for p in module._parameters.values():
+                if p is not None and p.is_floating_point():
+                    return p
+        found = (p for p in self.parameters() if p.is_floating_point())
+        return next(found, self._like)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return self._parameter.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the parameters."""
+        return self._parameter.dtype
+
+    @property
     def state_dtype(self) -> torch.dtype:
         """Dtype in which states are carried: at least float32."""
-        return checks.state_dtype(self.in_proj.weight.dtype)
+        return checks.state_dtype(self.dtype)
 
     @property
     def output_dtype(self) -> torch.dtype:
         """Dtype of what a layer passes on: that of the parameters, or of autocast."""
-        weight = self.in_proj.weight
-        return checks.autocast_dtype(weight.device) or weight.dtype
+        like = self._parameter
+        return checks.autocast_dtype(like.device) or like.dtype
 
     def init_state(self, *batch: int) -> Tensor:
         """Where a sequence starts, shape ``(*batch, *state_shape)``, in :attr:`state_dtype`: the
         zero state, if a subclass does not say otherwise (and then ``starts_at_zero`` is False)."""
         checks.batch(batch)
-        return torch.zeros(
-            *batch, *self.state_shape, device=self.in_proj.weight.device, dtype=self.state_dtype
-        )
+        return torch.zeros(*batch, *self.state_shape, device=self.device, dtype=self.state_dtype)
+
+    def check_start(self, name: str, h: Tensor) -> None:
+        """Raise if a given state is none that a sequence may start from."""
+
+    def check_state(self, name: str, h: Tensor) -> None:
+        """Raise if a state that is given to a single step can be that of no sequence. A NaN can: it
+        may come from a step before."""
 
     def drives(self, x: Tensor) -> Tensor:
         """Packed drives ``(..., C)`` of inputs ``(..., d_in)``: one matrix product; with
@@ -250,17 +314,17 @@ class Cell(nn.Module):
         ValueError
             If the width or the device is wrong.
         """
-        weight = self.in_proj.weight
+        like = self._parameter
         checks.trailing("x", checks.floating("x", x), (self.d_in,))
-        checks.same_device("x", x, weight.device)
-        if x.dtype != weight.dtype and checks.autocast_dtype(x.device) is None:
+        checks.same_device("x", x, like.device)
+        if x.dtype != like.dtype and checks.autocast_dtype(x.device) is None:
             raise TypeError(
-                f"x: got dtype {x.dtype}, expected {weight.dtype} as the cell's parameters; "
+                f"x: got dtype {x.dtype}, expected {like.dtype} as the cell's parameters; "
                 "convert one of them with .to(...) or use torch.autocast."
             )
         if self.exact_drives:
-            with checks.full_precision(weight.device):
-                return self.in_proj(x.to(weight.dtype))
+            with checks.full_precision(like.device):
+                return self.in_proj(x.to(like.dtype))
         return self.in_proj(x)
 
     def output(
@@ -275,9 +339,12 @@ class Cell(nn.Module):
         if self.spec.readout is None:
             return output_of(self, states)
         u = self.drives(x) if drives is None else drives  # type: ignore[arg-type]
-        dynamics = SpecDynamics(self.spec, self.sizes, self.recurrent_params(), self.state_dtype)
-        with checks.full_precision(u.device):
-            read = dynamics.read(states.to(self.state_dtype), u)
+
+        def run(states: Tensor, u: Tensor, *params: Tensor) -> tuple[Tensor]:
+            return (SpecDynamics(self.spec, self.sizes, params, self.state_dtype).read(states, u),)
+
+        given = states.to(self.state_dtype), u, *self.recurrent_params()
+        (read,) = exactly(run, u.device, *given)
         return read.flatten(u.ndim - 1).to(u.dtype)
 
     def split(self, u: Tensor) -> tuple[Tensor, ...]:
@@ -286,7 +353,7 @@ class Cell(nn.Module):
         Time gaps, if packed as one more column, come last.
         """
         shapes = self.spec.drive_shapes(self.sizes)
-        if self.spec.gap is not None and u.shape[-1] == self.in_proj.out_features:
+        if self.spec.gap is not None and u.shape[-1] == self.drive_width:
             shapes = shapes[:-1]
         parts = u.split([math.prod(s) for s in shapes], dim=-1)
         return tuple(p.reshape((*u.shape[:-1], *s)) for p, s in zip(parts, shapes, strict=True))
@@ -310,7 +377,7 @@ class Cell(nn.Module):
             Input ``(B, d_in)``; or give ``drives``, ``(B, C)``, as :meth:`drives` returns them.
         dt
             Time since the step before, ``(B,)``: needed by a cell whose Spec has a time gap.
-            A negative one is an error on the CPU and not checked elsewhere.
+            A negative one, or NaN, is an error on the CPU and not checked elsewhere.
 
         Returns
         -------
@@ -326,8 +393,12 @@ class Cell(nn.Module):
         u, gaps = self.step_inputs(h, x, drives, dt)
         u = u if gaps is None else pack(u, gaps)
         params = tuple(p.to(self.state_dtype) for p in self.recurrent_params())
-        with checks.full_precision(h.device):
-            return self.advance(h.to(self.state_dtype), u, params).to(h.dtype)
+
+        def run(h: Tensor, u: Tensor, *params: Tensor) -> tuple[Tensor]:
+            return (self.advance(h, u, params),)
+
+        (new,) = exactly(run, h.device, h.to(self.state_dtype), u, *params)
+        return new.to(h.dtype)
 
     def step_inputs(
         self, h: Tensor, x: Tensor | None, drives: Tensor | None, dt: Tensor | None
@@ -335,19 +406,19 @@ class Cell(nn.Module):
         """Drives and time gaps of one step, after all checks of :meth:`step`."""
         if (x is None) == (drives is None):
             raise TypeError("step: got both or neither of x and drives, expected exactly one.")
-        weight = self.in_proj.weight
+        like = self._parameter
         checks.trailing("h", checks.floating("h", h), self.state_shape)
-        checks.same_device("h", h, weight.device)
-        if h.dtype not in (weight.dtype, self.state_dtype):
+        checks.same_device("h", h, like.device)
+        if h.dtype not in (like.dtype, self.state_dtype):
             raise TypeError(
-                f"h: got dtype {h.dtype}, expected {weight.dtype} or {self.state_dtype}; "
+                f"h: got dtype {h.dtype}, expected {like.dtype} or {self.state_dtype}; "
                 "start from cell.init_state(batch)."
             )
+        self.check_state("h", h)
         if x is not None:
             u = self.drives(x)
         else:
-            width = self.in_proj.out_features
-            u = checks.trailing("drives", checks.floating("drives", drives), (width,))
+            u = checks.trailing("drives", checks.floating("drives", drives), (self.drive_width,))
         lead = h.shape[: h.ndim - len(self.state_shape)]
         if u.shape[:-1] != lead:
             raise ValueError(
@@ -376,6 +447,8 @@ class Cell(nn.Module):
             )
         return following[0] if len(slots) == 1 else torch.stack(following, -len(self.spec.axes) - 1)
 
+    @takes_run
     def forward(self, h: Tensor, x: Tensor, dt: Tensor | None = None) -> Tensor:
-        """Same as :meth:`step`."""
+        """Same as :meth:`step`. A layer calls its cell, too: once a sequence, for all steps, so that
+        the hooks of the cell act once."""
         return self.step(h, x, dt=dt)

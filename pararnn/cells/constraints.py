@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _checks as checks
 from .cell import Cell
 
 
@@ -52,14 +52,7 @@ class BoundedCell(Cell):
     """
 
     def __init__(self, *args: Any, max_recurrent_norm: float | str | None, **kwargs: Any):
-        if max_recurrent_norm is not None and not (
-            isinstance(max_recurrent_norm, int | float) and 0 < max_recurrent_norm < math.inf
-        ):
-            raise ValueError(
-                f"max_recurrent_norm: got {max_recurrent_norm!r}, expected a positive number or "
-                "None (no bound)."
-            )
-        self.max_recurrent_norm = max_recurrent_norm
+        self.max_recurrent_norm = checks.bound("max_recurrent_norm", max_recurrent_norm)
         super().__init__(*args, **kwargs)
 
     def recurrent_params(self) -> tuple[Tensor, ...]:
@@ -81,7 +74,7 @@ class BoundedCell(Cell):
             "d_in": self.d_in,
             "d_h": self.d_h,
             "max_recurrent_norm": self.max_recurrent_norm,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import _checks as checks
+from .._precision import exactly
 from ..scan import delta_scan
 from ..spec import Spec, maximum, sigmoid
 from .facts import Deviation, Facts, Source, Symbol
@@ -124,9 +125,8 @@ class DeltaMinGRU(Mixer):
         sizes = {"heads": n_heads, "K": self.d_k, "V": self.d_v}
         super().__init__(d_in, bias=bias, sizes=sizes, **kwargs)
         self.d_h = self.hidden_size = width
-        weight = self.in_proj.weight
         self.out_proj = nn.Linear(
-            n_heads * self.d_v, width, bias=bias, device=weight.device, dtype=weight.dtype
+            n_heads * self.d_v, width, bias=bias, device=self.device, dtype=self.dtype
         )
 
     def make_spec(self) -> Spec:
@@ -164,17 +164,10 @@ class DeltaMinGRU(Mixer):
         self, states: Tensor, x: Tensor | None = None, *, drives: Tensor | None = None
     ) -> Tensor:
         """``W_o [Hᵀq] + b_o`` of states ``(..., n_heads, d_k, d_v)``, shape ``(..., d_h)``."""
-        width = self.n_heads * self.d_k
-        if drives is None:
-            given = checks.trailing("x", checks.floating("x", x), (self.d_in,))
-            bias = None if self.in_proj.bias is None else self.in_proj.bias[:width]
-            q = functional.linear(given, self.in_proj.weight[:width], bias)
-        else:
-            q = drives
-        q = self.queries(q)
-        with checks.full_precision(q.device):
-            read = self.reading(states.to(self.state_dtype), q.to(self.state_dtype))
-        return self.out_proj(read.flatten(-2).to(q.dtype))
+        q = self.queries(self.drives(x) if drives is None else drives)  # type: ignore[arg-type]
+        pair = states.to(self.state_dtype), q.to(self.state_dtype)
+        (read,) = exactly(lambda H, q: (self.reading(H, q),), q.device, *pair)
+        return self.out_proj(read.flatten(-2).to(self.dtype))
 
     def queries(self, drives: Tensor) -> Tensor:
         """``(..., n_heads, d_k)``, from packed drives."""
@@ -191,7 +184,7 @@ class DeltaMinGRU(Mixer):
         """Output ``(B, T, d_h)`` and final state of a sequence; the arguments are those of
         :meth:`reads`."""
         read, final = self.reads(drives, h0, resets=resets, dt=dt)
-        return self.out_proj(read.flatten(-2)), final
+        return self.out_proj(read.flatten(-2).to(self.dtype)), final
 
     def reads(
         self,
@@ -235,9 +228,6 @@ class DeltaMinGRU(Mixer):
 
     def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.through(self.drives(x), start, dt=gaps)
-
-    def _read(self, h: Tensor, x_t: Tensor) -> Tensor:
-        return self.output(h, x_t)
 
     facts = Facts(
         title="DeltaMinGRU",

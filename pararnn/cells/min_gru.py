@@ -66,8 +66,9 @@ def candidate(x: Tensor) -> Tensor:
 class PositiveMixer(Mixer):
     """What MinGRU and MinLSTM share: positive states, and a start of 1/2 or ``g(h0_pre)``.
 
-    A given state with a negative entry or a NaN is a ``ValueError``; elsewhere than on the CPU,
-    where looking would mean waiting, an assertion of the device.
+    A given start with a negative entry or a NaN is a ``ValueError``; elsewhere than on the CPU,
+    where looking would mean waiting, an assertion of the device. A state that is given to a single
+    step may have a NaN, of a step before; on the CPU a negative entry is a ``ValueError``.
     """
 
     starts_at_zero = False
@@ -85,7 +86,7 @@ class PositiveMixer(Mixer):
         super().__init__(d_in, d_h, bias, **kwargs)
         self.h0_pre: nn.Parameter | None = None
         if learnable_h0:
-            self.h0_pre = nn.Parameter(self.in_proj.weight.new_zeros(self.d_h))
+            self.h0_pre = nn.Parameter(self._like.new_zeros(self.d_h))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -106,6 +107,10 @@ class PositiveMixer(Mixer):
             torch._assert_async(allowed, message)
         elif not bool(allowed):
             raise ValueError(message)
+
+    def check_state(self, name: str, h: Tensor) -> None:
+        if checks.readable(h) and bool((h < 0).any()):
+            raise ValueError(f"{name}: got a negative entry, expected a state: no entry below 0.")
 
     def hyperparameters(self) -> dict[str, Any]:
         return super().hyperparameters() | {"learnable_h0": self.learnable_h0}

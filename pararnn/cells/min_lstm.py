@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..spec import Spec, positive, sigmoid, softplus
 from .facts import Deviation, Facts, Symbol
@@ -61,10 +62,9 @@ class MinLSTM(PositiveMixer):
 
     def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
         (u_f, u_i, u_h), gamma = self.apart(given)
-        # exp of the smaller of two logarithms minus the larger: nothing overflows or is 0/0.
-        log_f, log_i = torch.nn.functional.logsigmoid(u_f), torch.nn.functional.logsigmoid(u_i)
-        top = torch.logaddexp(log_f, log_i)
-        return torch.exp(log_f - top) * gamma * h + torch.exp(log_i - top) * candidate(u_h)
+        # f/(f + i) = σ(log f − log i). The logarithm of f + i would be rounded to its own size.
+        ratio = functional.logsigmoid(u_f) - functional.logsigmoid(u_i)
+        return torch.sigmoid(ratio) * gamma * h + torch.sigmoid(-ratio) * candidate(u_h)
 
     facts = Facts(
         title="MinLSTM",

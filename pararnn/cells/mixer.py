@@ -12,20 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import _checks as checks
+from .._checks import FOREVER
 from ..solvers import decode, solve
 from ..spec import Spec, exp, log1p, softplus
 from .cell import Cell
+from .entry import entered, takes_run
 
 DECAYS = (None, "fixed", "learnable")
-FOREVER = 1e10
-"""What an infinite time gap counts as, so that nothing becomes NaN."""
 
 
 def checked_decay(decay: object, rate: object, log1p_delta: bool) -> None:
     """Raise a ``ValueError`` unless these are a kind of decay and a positive, finite rate, or no
     decay and nothing that needs one."""
-    if decay not in DECAYS:
-        raise ValueError(f"decay: got {decay!r}, expected None, 'fixed' or 'learnable'.")
+    checks.one_of("decay", decay, DECAYS)
     if decay is None:
         for name, value, default in (
             ("decay_rate", rate, None),
@@ -161,7 +160,7 @@ class Mixer(Cell):
         return {
             "d_in": self.d_in,
             "d_h": self.d_h,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
             "decay": self.decay,
             "decay_rate": self.decay_rate,
             "log1p_delta": self.log1p_delta,
@@ -196,15 +195,12 @@ class Mixer(Cell):
         """A flat state ``(..., W)`` as ``(..., *state_shape)``."""
         return h.unflatten(-1, self.state_shape) if len(self.state_shape) > 1 else h
 
-    def check_start(self, name: str, h: Tensor) -> None:
-        """Raise if a given state is none that a sequence may start from."""
-
     def _start(self, name: str, h: Tensor | None, batch: int) -> Tensor:
-        """A given state, flat or as :meth:`init_state` gives it, checked, or that of
-        :meth:`init_state`: ``(batch, *state_shape)``."""
+        """A given state, flat or as :meth:`init_state` gives it, or that of :meth:`init_state`:
+        ``(batch, *state_shape)``. What runs on it looks at its numbers."""
         if h is None:
             return self.init_state(batch)
-        checks.same_device(name, checks.floating(name, h), self.in_proj.weight.device)
+        checks.same_device(name, checks.floating(name, h), self.device)
         width = self.flat_width
         shapes = dict.fromkeys(((batch, 1, width), (batch, width), (batch, *self.state_shape)))
         if tuple(h.shape) not in shapes:
@@ -212,13 +208,12 @@ class Mixer(Cell):
                 f"{name}: got shape {tuple(h.shape)}, expected {' or '.join(map(str, shapes))}; nothing is broadcast, use {name}.expand(...) if all samples "
                 "start alike."
             )
-        allowed = (self.in_proj.weight.dtype, self.state_dtype)
+        allowed = (self.dtype, self.state_dtype)
         if h.dtype not in allowed:
             raise TypeError(
                 f"{name}: got dtype {h.dtype}, expected {' or '.join(map(str, set(allowed)))}; "
                 "convert it with .to(...)."
             )
-        self.check_start(name, h)
         return self.unflat(h.reshape(batch, width).to(self.state_dtype))
 
     # -- time gaps -----------------------------------------------------------------------------
@@ -238,9 +233,7 @@ class Mixer(Cell):
                 f"delta_t: got none, expected time gaps of shape {lead}: this "
                 f"{type(self).__name__} has decay={self.decay!r}."
             )
-        gaps = checks.same_device(
-            "delta_t", checks.floating("delta_t", delta_t), self.in_proj.weight.device
-        )
+        gaps = checks.same_device("delta_t", checks.floating("delta_t", delta_t), self.device)
         if tuple(gaps.shape) not in (lead, (*lead, 1)):
             raise ValueError(
                 f"delta_t: got shape {tuple(gaps.shape)}, expected {lead} or {(*lead, 1)}; nothing "
@@ -262,6 +255,7 @@ class Mixer(Cell):
 
     # -- computing -----------------------------------------------------------------------------
 
+    @takes_run
     def forward(  # type: ignore[override]
         self,
         x: Tensor,
@@ -311,7 +305,12 @@ class Mixer(Cell):
             raise ValueError(f"x: got {got}, expected shape (B, T, d_in).")
         batch, length = x.shape[:2]
         gaps = self._gaps(delta_t, (batch, length))
-        return None if h_0 is None else self._start("h_0", h_0, batch), gaps
+        if h_0 is None:
+            return None, gaps
+        start = self._start("h_0", h_0, batch)
+        if checks.readable(start):  # elsewhere the solver's own check is enough
+            self.check_start("h_0", start)
+        return start, gaps
 
     def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output ``(B, T, d_h)`` and final state of a checked call; no start is the default one."""
@@ -338,14 +337,18 @@ class Mixer(Cell):
         y_t, h_t
             Output ``(B, d_h)``, and the new flat state ``(B, W)`` in the state's dtype.
         """
+        return entered(self, self._stream, x_t, h_prev, delta_t)
+
+    def _stream(
+        self, x_t: Tensor, h_prev: Tensor | None = None, delta_t: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if not isinstance(x_t, Tensor) or x_t.ndim != 2:
             got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
             raise ValueError(f"x_t: got {got}, expected shape (B, d_in).")
         batch = x_t.shape[0]
         gaps = self._gaps(delta_t, (batch,))
-        h = decode(self, x_t, self._start("h_prev", h_prev, batch), dt=gaps)
-        return self._read(h, x_t), self.flat(h)
-
-    def _read(self, h: Tensor, x_t: Tensor) -> Tensor:
-        """Output of one step from its new state."""
-        return self.flat(h).to(self.output_dtype)
+        start = self._start("h_prev", h_prev, batch)
+        self.check_state("h_prev", start)
+        u = self.drives(x_t)
+        h = decode(self, None, start, drives=u, dt=gaps)
+        return self.output(h, drives=u).to(self.output_dtype), self.flat(h)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .. import _checks as checks
 from ..spec import Spec, expm1, sigmoid, softplus, tanh
 from .cell import Cell
 from .facts import Deviation, Facts, Source, Symbol
@@ -77,9 +78,7 @@ class ParaCfC(Cell):
         form: str = "published",
         **kwargs: Any,
     ):
-        if form not in FORMS:
-            raise ValueError(f"form: got {form!r}, expected one of {FORMS}.")
-        self.form = form
+        self.form = checks.one_of("form", form, FORMS)
         super().__init__(d_in, d_h, spec=cfc_spec(form), **kwargs)
 
     def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
@@ -100,7 +99,7 @@ class ParaCfC(Cell):
             "d_in": self.d_in,
             "d_h": self.d_h,
             "form": self.form,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     facts = Facts(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _checks as checks
 from ..spec import Spec, sigmoid, tanh
 from .constraints import BoundedCell
 from .danieli import DENSE_INPUT, PAPER, PROJECTED_BOUND
@@ -76,9 +77,9 @@ class ParaGRU(BoundedCell):
         max_recurrent_norm: float | str | None = "default",
         **kwargs: Any,
     ):
-        if mix not in STRUCTURES:
-            raise ValueError(f"mix: got {mix!r}, expected 'diag' or 'head'.")
-        if max_recurrent_norm == "default":
+        checks.one_of("mix", mix, STRUCTURES)
+        checks.positive("n_heads", n_heads)
+        if isinstance(max_recurrent_norm, str) and max_recurrent_norm == "default":
             max_recurrent_norm = DEFAULT_MAX_NORM[mix]
         self.mix, self.n_heads = mix, n_heads
         sizes = {"heads": n_heads} if mix == "head" else {}
@@ -119,7 +120,7 @@ class ParaGRU(BoundedCell):
             "mix": self.mix,
             "n_heads": self.n_heads,
             "max_recurrent_norm": self.max_recurrent_norm,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     facts = Facts(

@@ -83,7 +83,7 @@ class ParaM2RNN(Cell):
             "d_in": self.d_in,
             "k_dim": self.k_dim,
             "v_dim": self.v_dim,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     facts = Facts(

@@ -10,21 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .. import _checks as checks
 from ..spec import Spec, exp, maximum, sigmoid, softplus, tanh
 from .cell import Cell
 from .facts import Deviation, Facts, Source, Symbol
 
 FORGET_GATES = ("sigmoid", "exp")
 EMPTY = 10_000
-"""How far the stabilizer of an empty state is lowered: below every logarithm of an input gate."""
+"""How far below the logarithm of the input gate the scale of an empty state is put: its gate is
+then 0."""
 
 
 @cache
 def slstm_spec(forget: str) -> Spec:
     """Beck et al., arXiv:2405.04517, section 2.2, in its stabilised form.
 
-    A step returns a normalizer of at least 1: its larger gate is exactly 1. So ``1 − 2n`` is 1 for
-    the zero state, whose stabilizer then plays no part, and negative for every other.
+    A step returns a normalizer of at least 1: its larger gate is exactly 1. So ``e``, which is 1 for
+    the zero state and 0 for every other, tells the two cases apart. What comes after an empty state
+    has the scale of its input gate, and keeps nothing.
     """
     with Spec(f"ParaSLSTM[{forget}]") as s:
         c, n = s.state("c"), s.state("n", bounds=(1, math.inf))
@@ -36,7 +39,8 @@ def slstm_spec(forget: str) -> Spec:
         f_log = s.let("f_log", -softplus(-f_in) if forget == "sigmoid" else f_in, latex=r"\log f")
         z = s.let("z", tanh(R_z(h) + u_z))
         o = s.let("o", sigmoid(R_o(h) + u_o))
-        p = s.let("p", f_log + m - EMPTY * maximum(1 - 2 * n, 0))
+        e = s.let("e", maximum(1 - 2 * n, 0))
+        p = s.let("p", (1 - e) * (f_log + m) + e * (i_log - EMPTY))
         s.next(m, maximum(p, i_log))
         i = s.let("i", exp(i_log - s.updated(m)), latex="i'")
         f = s.let("f", exp(p - s.updated(m)), latex="f'")
@@ -78,9 +82,7 @@ class ParaSLSTM(Cell):
         forget: str = "sigmoid",
         **kwargs: Any,
     ):
-        if forget not in FORGET_GATES:
-            raise ValueError(f"forget: got {forget!r}, expected one of {FORGET_GATES}.")
-        self.forget = forget
+        self.forget = checks.one_of("forget", forget, FORGET_GATES)
         super().__init__(d_in, d_h, spec=slstm_spec(forget), **kwargs)
 
     def recurrence(
@@ -101,7 +103,8 @@ class ParaSLSTM(Cell):
         write, forget = u_i + R_i * h, u_f + R_f * h
         if self.forget == "sigmoid":
             forget = functional.logsigmoid(forget)
-        old = forget + m - EMPTY * torch.relu(1 - 2 * n)
+        empty = torch.relu(1 - 2 * n)
+        old = (1 - empty) * (forget + m) + empty * (write - EMPTY)
         top = torch.maximum(write, old)
         write, keep = torch.exp(write - top), torch.exp(old - top)
         memory = keep * c + write * torch.tanh(u_z + R_z * h)
@@ -114,7 +117,7 @@ class ParaSLSTM(Cell):
             "d_in": self.d_in,
             "d_h": self.d_h,
             "forget": self.forget,
-            "bias": self.in_proj.bias is not None,
+            "bias": self.has_bias,
         }
 
     facts = Facts(
@@ -157,8 +160,9 @@ class ParaSLSTM(Cell):
             Symbol(
                 "p_t",
                 "(B, d_h)",
-                "the old scale after forgetting; 10000 lower if the state is empty",
+                "the old scale after forgetting; below that of the input gate if the state is empty",
             ),
+            Symbol("e_t", "(B, d_h)", "1 if the state before is empty, 0 if not"),
             Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
             Symbol("r_*", "(d_h,)", "recurrent vectors, applied to h"),
         ),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
-from ..spec import Spec, cos, sigmoid, sin, snap, tanh
+from ..spec import Spec, cos, sigmoid, sin, snap_angle, tanh
 from .facts import Deviation, Facts, Source, Symbol
 from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, VANILLA
 from .mixer import Mixer, decay_stage, faded
@@ -30,7 +30,7 @@ def rotation_spec(snapped: bool, decay: str | None, log1p_delta: bool) -> Spec:
         u_theta, u_d = s.drives("u_theta u_d")
         m = s.constants("m")[0] if snapped else None
         gamma = decay_stage(s, decay, log1p_delta)
-        theta = s.let("theta", snap(u_theta, m) if snapped else u_theta)
+        theta = s.let("theta", snap_angle(u_theta, m) if snapped else u_theta)
         c, b = s.let("c", cos(theta)), s.let("s", sin(theta))
         d = s.let("d", tanh(u_d))
         z_x, z_y = s.let("z_x", sigmoid(u_zx)), s.let("z_y", sigmoid(u_zy))
@@ -47,7 +47,7 @@ class LearnedStart(Mixer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.h0 = nn.Parameter(self.in_proj.weight.new_empty(self.state_shape))
+        self.h0 = nn.Parameter(self._like.new_empty(self.state_shape))
         self.reset_start()
 
     def reset_start(self) -> None:
@@ -125,8 +125,11 @@ class RotationMinGRU(LearnedStart):
     def recurrence(self, x: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
         (u_zx, u_zy, v_x, v_y, angle, u_d, *grid), gamma = self.apart(given)
         if grid:
-            near = torch.round(angle.detach() * (grid[0] * (0.5 / math.pi)))
-            near = near * (2 * math.pi / grid[0])
+            # Whole turns are taken off while counting, which is exact in float64.
+            order = grid[0].double()
+            count = torch.round(angle.detach().double() / (2 * math.pi / order))
+            count = count - order * torch.round(count / order)
+            near = (count * (2 * math.pi / order)).to(angle.dtype)
             angle = near + (angle - angle.detach())  # exactly on the grid, with derivative 1
         turn = torch.polar(torch.ones_like(angle), angle)
         moved = gamma * turn * torch.complex(x, torch.tanh(u_d) * y)
@@ -175,7 +178,9 @@ class RotationMinGRU(LearnedStart):
             Symbol("c_t, s_t", "(B, d_h / 2)", "its cosine and sine"),
             Symbol("d_t", "(B, d_h / 2)", "scale of the second axis before the turn, in (−1, 1)"),
             Symbol("m", "(d_h / 2,)", "orders of rotation; a constant"),
-            Symbol(r"\operatorname{snap}(x, m)", "scalar", "nearest multiple of 2π/m"),
+            Symbol(
+                r"\operatorname{snap}(x, m)", "scalar", "nearest multiple of 2π/m, less whole turns"
+            ),
             Symbol(
                 "W_*, b_*", "(d_h / 2, d_in), (d_h / 2,)", "input weights, packed in one Linear"
             ),

@@ -80,7 +80,7 @@ class SignedMinGRU(Mixer):
         self.starts_at_zero = not learnable_h0  # type: ignore[misc]
         self.h0: nn.Parameter | None = None
         if learnable_h0:
-            self.h0 = nn.Parameter(self.in_proj.weight.new_zeros(self.d_h))
+            self.h0 = nn.Parameter(self._like.new_zeros(self.d_h))
 
     def make_spec(self) -> Spec:
         return signed_min_gru_spec(self.coupled, self.decay, self.log1p_delta)

@@ -58,7 +58,7 @@ def block_states(
     else:
         increments = c.dt * velocity
     sums = prefix_sum(increments, z if reached is None else reached)
-    states = bound_state(sums.to(torch.result_type(increments, z)), radius)
+    states = bound_state(sums.to(torch.promote_types(increments.dtype, z.dtype)), radius)
     return Rollout(states, increments, velocity, (geometry,), (e.shape[1],))
 
 

@@ -27,7 +27,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The words that a field takes."""
 
-# Lowest value of an integer; a real number's range is (least, greatest, whether least is allowed).
+SMALLEST, LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+"""The normal numbers of float32. What is not among them would be 0, infinite, or without digits there."""
+
+# Lowest value of an integer; a real number's range is (least, greatest); 0 means that 0 is allowed beside the
+# normal numbers of float32.
 INTEGERS = {
     "vocab_size": 1,
     "d_token": 1,
@@ -55,21 +59,21 @@ INTEGERS = {
     "seed": 0,
 }
 NUMBERS = {
-    "dropout": (0.0, 1.0, True),
-    "direction_floor": (0.0, math.inf, False),
-    "gate_temperature": (0.0, math.inf, False),
-    "gate_logit_bias": (-10.0, 10.0, True),
-    "metric_eps": (0.0, math.inf, False),
-    "naturalization_strength": (0.0, 1.0, True),
-    "naturalization_damping": (0.0, math.inf, True),
-    "dt": (0.0, math.inf, False),
-    "state_radius": (0.0, math.inf, False),
-    "parallel_tolerance": (0.0, 1.0, True),
-    "mixer_scale": (0.0, math.inf, True),
-    "token_residual_scale": (0.0, math.inf, True),
-    "memory_scale": (0.0, math.inf, True),
-    "memory_forget_bias": (-10.0, 10.0, True),
-    "refinement_scale": (0.0, math.inf, True),
+    "dropout": (0.0, 1.0),
+    "direction_floor": (SMALLEST, LARGEST),
+    "gate_temperature": (SMALLEST, LARGEST),
+    "gate_logit_bias": (-10.0, 10.0),
+    "metric_eps": (SMALLEST, LARGEST),
+    "naturalization_strength": (0.0, 1.0),
+    "naturalization_damping": (0.0, LARGEST),
+    "dt": (SMALLEST, LARGEST),
+    "state_radius": (SMALLEST, LARGEST),
+    "parallel_tolerance": (0.0, 1.0),
+    "mixer_scale": (0.0, LARGEST),
+    "token_residual_scale": (0.0, LARGEST),
+    "memory_scale": (0.0, LARGEST),
+    "memory_forget_bias": (-10.0, 10.0),
+    "refinement_scale": (0.0, LARGEST),
 }
 
 
@@ -421,10 +425,12 @@ def _check(name: str, value: object) -> None:
     elif name in NUMBERS:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name}: got {value!r}, expected a number.")
-        least, greatest, closed = NUMBERS[name]
-        above = value >= least if closed else value > least
-        if not (above and value <= greatest and math.isfinite(value)):
-            bracket, end = "[" if closed else "(", "∞)" if greatest == math.inf else f"{greatest}]"
-            raise ValueError(f"{name}: got {value}, expected a number in {bracket}{least}, {end}.")
+        least, greatest = NUMBERS[name]
+        tiny = 0 < abs(value) < SMALLEST
+        if tiny or not least <= value <= greatest:
+            low = f"0, or {SMALLEST:.3g}" if least == 0 else f"{least:.3g}"
+            raise ValueError(
+                f"{name}: got {value}, expected a number from {low} to {greatest:.3g}, that float32 has."
+            )
     elif not isinstance(value, bool):
         raise TypeError(f"{name}: got {value!r}, expected True or False.")

@@ -69,18 +69,16 @@ def _pull(
     slopes = plan.steps.slopes(moved.detach()).to(dtype).adjoint()
     wide = g.to(dtype).flip(1)
 
-    def mismatch(bars: Tensor) -> tuple[Tensor, Slopes]:
+    def reach(bars: Tensor) -> tuple[Tensor, Slopes]:
         """Of ``λ_t = g_t + J_{t+1}ᵀ λ_{t+1}``, backwards in time."""
         (pulled,) = torch.autograd.grad(
             reached, inner, bars.flip(1).to(reached.dtype), retain_graph=True
         )
-        residual = wide - bars
-        residual[:, 1:] += pulled.flip(1)
-        return residual, slopes
+        summed = wide.clone()
+        summed[:, 1:] += pulled.flip(1)
+        return summed, slopes
 
-    length = g.shape[1]
-    floor = wide.abs().amax((1, 2), keepdim=True).squeeze(-1)
-    found = sweep(mismatch, wide, floor, plan.tol, plan.most(length))
+    found = sweep(reach, wide, plan.tol, plan.most(g.shape[1]))
     outputs, bars, count = reached, found.values.flip(1).to(reached.dtype), found.corrections
     if not bool(found.settled.all()):
         with torch.enable_grad(), plan.autocast():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from .bound import bound_state
+from .bound import bound_state, fits_dtype
 from .config import DRMConfig
 from .direction import DirectionField, Directions
 from .flow import DirectStateTransition, DRMFlow
@@ -101,7 +101,8 @@ class DRMDynamics(nn.Module):
 
     def geometry(self, z: Tensor, *, metric: bool = True) -> Geometry:
         """Directions, metric and risk at ``z (..., d)``; with ``metric=False`` the metric, if there
-        is one, is not evaluated."""
+        is one, is not evaluated. A step size that the dtype of ``z`` does not have is an error."""
+        fits_dtype("dt", self.config.dt, z.dtype)
         return Geometry(
             None if self.direction is None else self.direction(z),
             self.metric(z) if self.metric is not None and metric else None,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import _checks as checks
+from .bound import length, power
 from .config import DRMConfig
 
 EPS = 1e-6
+LARGE = 2.0**40  # a norm whose square is finite, and EPS nothing beside it
+
+
+def _within(z: Tensor) -> Tensor:
+    """States scaled so that the squares of an RMS norm do not overflow, which does not change it."""
+    norm = length(z.detach()).unsqueeze(-1)
+    return z * torch.where(norm > LARGE, LARGE * power(norm), 1.0).to(z.dtype)
 
 
 class _Layer(nn.Module):
@@ -38,7 +47,7 @@ class LanguageEmitter(nn.Module):
 
     With one layer of the form ``'mlp'`` and no residual: RMS norm, ``Linear(d, hidden)``, GELU,
     dropout, ``Linear(hidden, vocab)``. Otherwise: RMS norm, perceptrons ``d → hidden → d`` with
-    their own norm, ``Linear(d, vocab)``.
+    their own norm, ``Linear(d, vocab)``. States that no radius bounds are scaled before they are squared.
 
     Parameters
     ----------
@@ -56,6 +65,7 @@ class LanguageEmitter(nn.Module):
             config.emitter_residual,
         )
         swiglu = config.emitter_form == "swiglu"
+        self.bounded = config.bounded_state
         self.norm = nn.RMSNorm(d, eps=EPS)
         if layers == 1 and not swiglu and not residual:
             self.body = nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Dropout(config.dropout))
@@ -76,5 +86,7 @@ class LanguageEmitter(nn.Module):
         """
         name = "LanguageEmitter: z"
         checks.trailing(name, checks.floating(name, z), (self.d_state,))
+        if not self.bounded:
+            z = _within(z)
         logits: Tensor = self.head(self.body(self.norm(z)))
         return logits

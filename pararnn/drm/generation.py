@@ -233,7 +233,8 @@ def generate(
     TypeError
         If an argument is of another type.
     ValueError
-        If the prompt is empty, or ``length``, ``temperature`` or ``top_k`` is out of range.
+        If the prompt is empty, or ``length``, ``temperature`` or ``top_k`` is out of range, or logits are
+        not finite.
     """
     if _integers("generate: prompt", prompt).shape[1] == 0:
         raise ValueError(
@@ -249,11 +250,26 @@ def generate(
     drawn: list[Tensor] = []
     with _evaluation(model), torch.no_grad():
         stream, piece = start_stream(model, prompt.shape[0]), prompt
+        finite = torch.ones((), dtype=torch.bool, device=stream.start.device)
         for _ in range(length):
             logits, stream = read(model, piece, stream)
-            piece = _draw(logits[:, -1], temperature, top_k, generator)
+            last = logits[:, -1]
+            finite = finite & last.isfinite().all()
+            if checks.readable(finite):
+                _finite(finite, len(drawn))
+            piece = _draw(last.nan_to_num(), temperature, top_k, generator)
             drawn.append(piece)
+        _finite(finite, len(drawn))
     return torch.cat(drawn, 1) if drawn else prompt.new_empty(prompt.shape[0], 0).long()
+
+
+def _finite(finite: Tensor, drawn: int) -> None:
+    """Raise unless all logits were finite; on a device this is asked once, at the end."""
+    if not bool(finite):
+        raise ValueError(
+            f"generate: got logits that are not finite by token {drawn}, expected numbers to draw from; "
+            "check the parameters for NaN and infinity."
+        )
 
 
 def _integers(name: str, tokens: object) -> Tensor:

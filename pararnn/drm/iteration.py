@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .steps import Slopes, Steps
+from .steps import Slopes, Steps, shifted
 
 SLOWEST = 0.9  # rate at which corrections are taken to shrink, where they shrink no faster
 
@@ -62,20 +62,18 @@ class Settled(NamedTuple):
 
 
 def sweep(
-    mismatch: Callable[[Tensor], tuple[Tensor, Slopes]],
-    guess: Tensor,
-    floor: Tensor,
-    tol: float,
-    cap: int,
+    reach: Callable[[Tensor], tuple[Tensor, Slopes]], guess: Tensor, tol: float, cap: int
 ) -> Settled:
     """Correct ``guess (B, T, d)``, values that depend on those before them, until it settles.
 
+    A correction is measured against the largest entry of the values so far: of its own row, up to its
+    own time, without a floor. A new value is what the step makes of the one before, plus what is carried of
+    the correction of that one; no sum of a guess and its correction, whose digits may cancel.
+
     Parameters
     ----------
-    mismatch
-        Mismatches of some values, and the slopes that carry corrections on.
-    floor
-        Size that an error is relative to, at least, ``(B, 1)``.
+    reach
+        What the step makes of the values before, and the slopes that carry corrections on.
     tol, cap
         Relative error to end at, and largest number of corrections.
     """
@@ -89,14 +87,17 @@ def sweep(
     error = settled.to(guess.dtype)
     last: Tensor | None = None
     for k in range(1, cap + 1):
-        residual, slopes = mismatch(values)
-        change = slopes.carried(residual)
+        reached, slopes = reach(values)
+        change = slopes.carried(reached - values)
+        moved = reached + slopes.applied(shifted(torch.zeros_like(change[:, 0]), change))
+        values = torch.where(settled.unsqueeze(-1), values, moved)
         size = so_far(change)
-        rate = torch.full_like(size, SLOWEST) if last is None else (size / last).nan_to_num(0.0)
-        rate, last = rate.clamp(max=SLOWEST), size
-        values = torch.where(settled.unsqueeze(-1), values, values + change)
-        scale = torch.maximum(floor, so_far(values)).clamp(min=torch.finfo(size.dtype).tiny)
-        left = rate / (1 - rate) * size / scale
+        scale = so_far(values).clamp(min=torch.finfo(size.dtype).tiny)
+        # A correction larger than the values themselves tells no rate.
+        rate = torch.full_like(size, SLOWEST)
+        if last is not None:
+            rate = (size / torch.minimum(last, scale)).nan_to_num(0.0).clamp(max=SLOWEST)
+        last, left = size, rate / (1 - rate) * (size / scale)
         error = torch.where(settled, error, left)
         # k states are exact by now, unless a correction went through what is not finite.
         exact = values[:, :k].isfinite().all(-1) & ~settled[:, :k]

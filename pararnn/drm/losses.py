@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import _checks as checks
+from .bound import length
 from .config import DRMConfig
 from .consistency import Blocks
 from .metric import Metric
@@ -321,8 +322,7 @@ def _factor_norm(output: Rollout) -> tuple[Tensor, Tensor]:
             "drm_loss: got a weight for factor_floor or factor_target with metric_rank=0, where "
             "there is no U; set it to 0."
         )
-    # vector_norm has the gradient 0 at U = 0.
-    return torch.linalg.vector_norm(factor, dim=(-2, -1)), share
+    return length(factor, (-2, -1)), share
 
 
 def _action(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
@@ -391,7 +391,7 @@ def _condition(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tens
 
 
 def _recurrence(output: Rollout, config: DRMConfig, weights: LossWeights) -> Tensor:
-    norm = torch.linalg.vector_norm(output.states[:, [0, -1]], dim=-1)
+    norm = length(output.states[:, [0, -1]])
     return (norm[:, 1] - norm[:, 0]).square().mean()
 
 

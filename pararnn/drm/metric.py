@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import _checks as checks
+from .bound import fits_dtype
 from .networks import rows, trunk
 
 BASIS_SPREAD = 0.02
@@ -165,12 +166,14 @@ class RelationalMetric(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            If ``z`` is not a floating-point tensor of this width.
+            If ``z`` is not a floating-point tensor of this width, or its dtype has no normal number
+            ``eps``.
         """
         name = "RelationalMetric: z"
         checks.trailing(name, checks.floating(name, z), (self.d_state,))
         g = self.trunk(z)
-        diagonal = F.softplus(self.diagonal_head(g)) + self.eps
+        diagonal = F.softplus(self.diagonal_head(g))
+        diagonal = diagonal + fits_dtype("metric_eps", self.eps, diagonal.dtype)
         if self.factor_head is None:
             return Metric(diagonal, diagonal.new_empty(*diagonal.shape, 0))
         if self.basis is None:

@@ -40,10 +40,17 @@ class DRMState:
         ``(B, d_state)``.
     memory : Tensor, optional
         ``(B, d_state)``; None where no memory is carried.
+
+    A state keeps the graph that it comes from. To train on a long text with an update a piece, go on from
+    :meth:`detached`: a second backward pass through the graph of an earlier update is PyTorch's error.
     """
 
     z: Tensor
     memory: Tensor | None = None
+
+    def detached(self) -> DRMState:
+        """The same state without a graph."""
+        return DRMState(self.z.detach(), None if self.memory is None else self.memory.detach())
 
 
 @dataclass(frozen=True)
@@ -371,6 +378,16 @@ class DRM(nn.Module):
             checks.trailing(
                 "state.memory", checks.floating("state.memory", state.memory), shape, 0, _STATE
             )
+        own = self.initializer.z0.dtype
+        for name, value, dtype in (
+            ("z", state.z, own),
+            ("memory", state.memory, checks.state_dtype(own)),
+        ):
+            if value is not None and value.dtype != dtype:
+                raise TypeError(
+                    f"state.{name}: got {value.dtype}, expected {dtype} of a model with parameters of {own}; "
+                    "convert it with .to(...)."
+                )
         return state
 
     def strength(self, step: int | None = None) -> float:

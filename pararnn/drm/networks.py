@@ -23,7 +23,8 @@ def trunk(width: int, hidden: int, dropout: float) -> nn.Sequential:
 class StateTokenNetwork(nn.Module):
     r"""\(\tanh(C_2\,\mathrm{GELU}(C_1 [z; e] + b_1) + b_2)\) for one state and several tokens.
 
-    The first map is applied to state and tokens apart, so the state's share is computed once.
+    The first map is applied to state and tokens apart, so the state's share is computed once. Where it is
+    more than a plain linear layer (a hook, an adapter, a parametrisation, a quantised layer), it is called.
 
     Parameters
     ----------
@@ -57,9 +58,38 @@ class StateTokenNetwork(nn.Module):
         name = type(self).__name__
         checks.trailing(f"{name}: z", checks.floating(f"{name}: z", z), (self.d_state,))
         rows(f"{name}: e", e, z.shape[:-1], self.d_token)
+        return torch.tanh(self.second(self.drop(F.gelu(self._first(z, e)))))
+
+    def _first(self, z: Tensor, e: Tensor) -> Tensor:
+        """The first map of states and tokens side by side."""
+        if not plain_linear(self.first):
+            beside = z.unsqueeze(-2).expand(*e.shape[:-1], -1)
+            moved: Tensor = self.first(
+                torch.cat([beside.to(torch.promote_types(z.dtype, e.dtype)), e], -1)
+            )
+            return moved
         of_z, of_e = self.first.weight.split([self.d_state, self.d_token], 1)
-        shared = F.linear(z, of_z, self.first.bias).unsqueeze(-2)
-        return torch.tanh(self.second(self.drop(F.gelu(shared + F.linear(e, of_e)))))
+        return F.linear(z, of_z, self.first.bias).unsqueeze(-2) + F.linear(e, of_e)
+
+
+def plain_linear(module: nn.Module) -> bool:
+    """Whether calling a module is no more than its weight and bias: a ``Linear`` itself, without hooks,
+    and without a ``forward`` or a weight of another kind."""
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    own = (getattr(module, name, None) for name in _HOOKS)
+    everywhere = (getattr(nn.modules.module, f"_global{name}", None) for name in _HOOKS)
+    if any(own) or any(everywhere):
+        return False
+    weight = module._parameters.get("weight")
+    return (
+        isinstance(weight, Tensor)
+        and type(weight) in (nn.Parameter, Tensor)
+        and weight.is_floating_point()
+    )
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def rows(name: str, value: Tensor, lead: tuple[int, ...], width: int) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import _checks as checks
 from ..solvers import NewtonConfig, Solution, solve
 from .block import blockwise_states
+from .bound import length as norm
 from .dynamics import DRMDynamics, Geometry
 from .recurrent import recurrent_states
 from .rollout import Rollout
@@ -122,10 +123,10 @@ def block_gap(
         If a length is not a positive integer.
     """
     exact = recurrent_states(dynamics, z, e, strength, measure=False).states
-    moved = torch.linalg.vector_norm(exact - z.unsqueeze(1))
+    moved = norm(exact - z.unsqueeze(1), (0, 1, 2))
     gaps = {}
     for length in lengths:
         checks.positive("lengths", length)
         blocks = blockwise_states(dynamics, z, e, strength, length, measure=False).states
-        gaps[length] = float(torch.linalg.vector_norm(blocks - exact) / moved)
+        gaps[length] = float(norm(blocks - exact, (0, 1, 2)) / moved)
     return gaps

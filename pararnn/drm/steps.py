@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import _checks as checks
 from ..scan import linear_scan
-from .bound import bound_state
+from .bound import Clipped, bound_state
 from .dynamics import DRMDynamics
 
 
@@ -67,10 +67,9 @@ class Steps(nn.Module):
         radius = self.dynamics.radius
         if radius is None:
             return Slopes(torch.ones_like(z), None, None)
-        norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=radius)
-        unit = z / norm
-        diagonal = (1 - torch.tanh(unit).square()) * (radius / norm)
-        lost = torch.where(norm > radius, unit, 0.0)
+        unit, share, there = Clipped.of(z, radius)
+        diagonal = (1 - torch.tanh(unit).square()) * share
+        lost = torch.where(there, unit, 0.0)
         return Slopes(diagonal, lost, diagonal * lost)
 
 
@@ -92,6 +91,13 @@ class Slopes(NamedTuple):
             return None if x is None else shifted(torch.zeros_like(x[:, 0]), x.flip(1))
 
         return Slopes(cast(Tensor, turned(self.diagonal)), turned(self.y), turned(self.w))
+
+    def applied(self, x: Tensor) -> Tensor:
+        """``(D - y wᵀ) x`` of each step."""
+        moved = self.diagonal * x
+        if self.w is None or self.y is None:
+            return moved
+        return moved - self.y * (self.w * x).sum(-1, keepdim=True)
 
     def carried(self, b: Tensor) -> Tensor:
         """States of ``x_t = (D_t - y_t w_tᵀ) x_{t-1} + b_t``, from zero.

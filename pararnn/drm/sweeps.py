@@ -24,6 +24,11 @@ from .steps import Slopes, Steps, require_plain_steps, shifted
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6}
 HALF_TOLERANCE = 1e-3
 ROUGH = 0.01  # relative accuracy of an error
+SWEEPS = 16  # for errors, after which they are carried one after the other
+ROUNDINGS, EPSILON = (
+    8,
+    2.0**-53,
+)  # how many times a step rounds in float64 as it is seen to, and its unit
 
 
 @dataclass(frozen=True)
@@ -40,15 +45,17 @@ class Sweeps:
         Windows that reached the largest number of corrections; what had not settled in them was
         computed by the loop. What is not finite never settles.
     error_estimate : float
-        Of the largest distance from the loop's states, over ``max(1, |state|)``: the sum over
-        windows of what is left after the last correction, if corrections go on shrinking at the
-        rate at which they last shrank. Where a difference of states grows over time, the error is
-        larger. NaN if a state is not finite.
+        Of the largest distance from the loop's states, over the largest entry of the states so far in
+        their window and row: the sum over windows of what is left after the last correction, if
+        corrections go on shrinking at the rate at which they last shrank. Where a difference of states
+        grows over time, the error is larger; rounding is not in it. NaN if a state is not finite.
     error_bound : float, optional
-        With ``certify``, twice the largest entry of the next Newton correction of the whole
-        sequence, growth included: a bound of the distance from the loop's states as long as the
-        square of that distance is negligible. In the dtype of the states, so their rounding is not
-        bounded. NaN if a state is not finite, None if not asked for.
+        With ``certify``, a bound of the distance of the states from the recurrence without rounding,
+        absolute, growth included: twice the largest entry of the next Newton correction of the whole
+        sequence, computed in float64, and of what rounding in float64 grows to. It is infinite, nothing
+        being proven, unless one more correction is at most half as large, as it is where squares of the
+        distance are negligible. The loop in the dtype of the states has its own distance from there. NaN
+        if a state is not finite, None if not asked for.
     backward : list of int
         Corrections of each window's cotangents, from the last window to the first; -1 where the
         loop was differentiated instead. Empty before the backward pass.
@@ -67,6 +74,10 @@ class Sweeps:
         return not any(self.looped)
 
 
+@torch.compiler.disable(
+    reason="sweep_states ends where its numbers have settled, so it cannot be traced; use path='recurrent' or "
+    "'block' with fullgraph=True, or compile without it."
+)
 def sweep_states(
     dynamics: DRMDynamics,
     z: Tensor,
@@ -103,10 +114,10 @@ def sweep_states(
     max_corrections
         Of a window, before the loop takes over. 0: as many as it has tokens, which always suffices.
     tol
-        Estimated error of a window to end at, over ``max(1, |state|)``. 0: 1e-13 in float64, 1e-6 in
+        Estimated error of a window to end at, over the largest entry so far. 0: 1e-13 in float64, 1e-6 in
         float32, 1e-3 where velocities are in half precision.
     certify
-        Also compute ``error_bound``, with Jacobian–vector products: about as much work again.
+        Also compute ``error_bound``, with Jacobian–vector products in float64: about three times the work.
 
     Raises
     ------
@@ -150,32 +161,98 @@ def _transformed(value: Tensor) -> bool:
 
 @torch.no_grad()
 def _error_bound(plan: Plan, z: Tensor, e: Tensor, states: Tensor) -> float:
-    """Twice the largest entry of the errors of given states, to first order."""
-    error = torch.zeros_like(z, dtype=checks.state_dtype(z.dtype))
-    largest = error.new_zeros(())
-    for at in range(0, e.shape[1], plan.window):
-        tokens, known = (x[:, at : at + plan.window] for x in (e, states))
-        errors = _errors(plan, error, states[:, at - 1] if at else z, tokens, known)
-        error = errors[:, -1]
-        # NaN stays, as it would not in Python's max.
-        largest = torch.maximum(largest, errors.abs().max()) if errors.numel() else largest
-    return 2 * float(largest)
+    """Of given states, in float64: twice their error to first order and that of rounding; infinite
+    unless a second correction is smaller."""
+    exact = _Exact(plan, z, e)
+    errors, rounding = exact.errors(states.double(), noise=True)
+    again, _ = exact.errors(states.double() + errors)
+    first, second, rounded = (_largest(x) for x in (errors, again, rounding))
+    if not bool(states.isfinite().all()):
+        return math.nan
+    return 2 * (first + rounded) if second <= first / 2 + rounded else math.inf
 
 
-def _errors(plan: Plan, error: Tensor, start: Tensor, tokens: Tensor, states: Tensor) -> Tensor:
-    """Of a window: ``δ_t = J_t δ_{t-1} + r_t``, from that of its start, with mismatches ``r``."""
-    before = shifted(start, states)
-    reached = plan.steps(before, tokens)
-    residual = (plan.steps.bounded(reached) - states).to(error.dtype)
-    slopes = plan.steps.slopes(reached).to(error.dtype)
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
 
-    def mismatch(errors: Tensor) -> tuple[Tensor, Slopes]:
-        tangent = shifted(error, errors).to(before.dtype)
-        pushed = torch.func.jvp(lambda x: plan.steps.step(x, tokens), (before,), (tangent,))[1]
-        return pushed + residual - errors, slopes
 
-    floor = torch.maximum(residual.abs().amax((1, 2)), error.abs().amax(1)).unsqueeze(1)
-    return sweep(mismatch, residual, floor, ROUGH, tokens.shape[1]).values
+class _Exact:
+    """The recurrence in float64, whatever the dtype of parameters and states."""
+
+    def __init__(self, plan: Plan, z: Tensor, e: Tensor):
+        self.plan, self.z, self.e = plan, z.double(), e.double()
+        own = (*plan.steps.named_parameters(), *plan.steps.named_buffers())
+        self.own = {k: v.detach() for k, v in own}
+        self.wide = self._as(torch.float64)
+
+    def _as(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.own.items()}
+
+    def step(self, z: Tensor, e: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
+        with checks.full_precision(z.device):
+            own = self.wide if parameters is None else parameters
+            return cast(Tensor, torch.func.functional_call(self.plan.steps, own, (z, e)))
+
+    def rounding(self, before: Tensor, tokens: Tensor, reached: Tensor) -> Tensor:
+        """What a step rounds by in float64, ``(B, T, 1)``: several times what it is measured to round by
+        in float32, in units of that dtype, and at least a few roundings of its largest number."""
+        narrow = self.step(before.float(), tokens.float(), self._as(torch.float32))
+        seen = (narrow.double() - reached).abs() * (EPSILON / 2.0**-24)
+        seen = torch.where(seen.isfinite(), seen, 0.0).amax(-1, keepdim=True)
+        size = torch.maximum(reached.abs(), before.abs()).amax(-1, keepdim=True)
+        return ROUNDINGS * torch.maximum(seen, EPSILON * size)
+
+    def errors(self, states: Tensor, noise: bool = False) -> tuple[Tensor, Tensor]:
+        """Errors of states to first order, ``δ_t = J_t δ_{t-1} + r_t`` with mismatches ``r``; with noise
+        also those that rounding makes, ``r`` having its size and random signs."""
+        rows, d = self.z.shape
+        start, count = self.z, 2 if noise else 1
+        error = self.z.new_zeros(count * rows, d)
+        found = []
+        for at in range(0, self.e.shape[1], self.plan.window):
+            tokens, known = (x[:, at : at + self.plan.window] for x in (self.e, states))
+            before = shifted(start, known)
+            reached = self.step(before, tokens)
+            residual = self.plan.steps.bounded(reached) - known
+            if noise:
+                size = self.rounding(before, tokens, reached)
+                residual = torch.cat([residual, size * _signs(known)])
+            found.append(self._carried(error, residual, before, reached, tokens))
+            error, start = found[-1][:, -1], known[:, -1]
+        whole = torch.cat(found, 1) if found else states.new_zeros(count * rows, 0, d)
+        return whole[:rows], whole[rows:]
+
+    def _carried(
+        self, error: Tensor, residual: Tensor, before: Tensor, reached: Tensor, tokens: Tensor
+    ) -> Tensor:
+        """Of a window, from that of its start."""
+        steps, count = self.plan.steps, residual.shape[0] // max(1, before.shape[0])
+        before, tokens = (x.repeat(count, 1, 1) for x in (before, tokens))
+        slopes = steps.slopes(reached.repeat(count, 1, 1))
+
+        def pushed(x: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
+            def step(z: Tensor) -> Tensor:
+                return steps.bounded(self.step(z, tokens))
+
+            return cast(Tensor, torch.func.jvp(step, (before,), (x,))[1])
+
+        def reach(errors: Tensor) -> tuple[Tensor, Slopes]:
+            return pushed(shifted(error, errors), before, tokens) + residual, slopes
+
+        length = tokens.shape[1]
+        found = sweep(reach, residual, ROUGH, min(length, SWEEPS))
+        if bool(found.settled.all()):
+            return found.values
+        values = []  # errors that grow need about a sweep a step
+        for t in range(length):
+            error = pushed(error, before[:, t], tokens[:, t]) + residual[:, t]
+            values.append(error)
+        return torch.stack(values, 1)
+
+
+def _signs(like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (2 * torch.randint(0, 2, like.shape, generator=generator) - 1).to(like)
 
 
 class _Solve(torch.autograd.Function):
@@ -197,15 +274,14 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def _window(plan: Plan, report: Report, start: Tensor, tokens: Tensor) -> Tensor:
-        def mismatch(states: Tensor) -> tuple[Tensor, Slopes]:
+        def reach(states: Tensor) -> tuple[Tensor, Slopes]:
             before = shifted(start, states).to(tokens.dtype)
             reached = plan.steps(before, tokens).to(states.dtype)
-            return plan.steps.bounded(reached) - states, plan.steps.slopes(reached)
+            return plan.steps.bounded(reached), plan.steps.slopes(reached)
 
         length = tokens.shape[1]
         guess = start.unsqueeze(1).expand(-1, length, -1)
-        floor = start.new_ones(start.shape[0], 1)
-        found = sweep(mismatch, guess, floor, plan.tol, plan.most(length))
+        found = sweep(reach, guess, plan.tol, plan.most(length))
         states, rest = found.values, not bool(found.settled.all())
         if rest:
             states, z = states.clone(), start

@@ -188,14 +188,23 @@ def nearest(x):
 
 
 @triton.jit
+def double(x, value: tl.constexpr):
+    """A constant as float64, which a call would make float32."""
+    return tl.full(x.shape, value, tl.float64)
+
+
+@triton.jit
 def snap(x, m):
     return nearest(x * (m * 0.15915494309189535)) * (6.283185307179586 / m)
 
 
 @triton.jit
-def double(x, value: tl.constexpr):
-    """A constant as float64, which a call would make float32."""
-    return tl.full(x.shape, value, tl.float64)
+def snap_angle(x, m):
+    """Counts in float64, and takes whole turns off the count, which is exact."""
+    wide, order = x.to(tl.float64), m.to(tl.float64)
+    count = nearest(wide * (order * double(wide, 0.15915494309189535)))
+    count -= order * nearest(count / order)
+    return (count * (double(wide, 6.283185307179586) / order)).to(x.dtype)
 
 
 @triton.jit
@@ -291,6 +300,14 @@ def jump(new, old):
 
 
 @triton.jit
+def sized(state, past):
+    """What a difference of states is compared to: the state, or the largest of those that led to it,
+    which count 1 at most (:mod:`pararnn.solvers.scale`); never a constant."""
+    least: tl.constexpr = 2.3e-308 if state.dtype == tl.float64 else 1.2e-38
+    return tl.maximum(tl.maximum(tl.abs(state), tl.where(past < 1, past, 1.0)), least)
+
+
+@triton.jit
 def far(difference, scale, tol):
     """Whether a difference is above the tolerance; what is not finite is, whatever the scale."""
     near = (tl.abs(difference) <= tol * scale) & (tl.abs(difference) < float("inf"))
@@ -299,7 +316,7 @@ def far(difference, scale, tol):
 
 @triton.jit
 def largest(difference, scale, lane):
-    """Largest difference of the lanes relative to its scale; infinite if one is NaN."""
+    """Largest difference of the lanes relative to its scale; infinite if one is NaN or infinite."""
     ratio = tl.abs(difference) / scale
     return tl.max(tl.where(lane, tl.where(ratio == ratio, ratio, float("inf")), 0.0))
 

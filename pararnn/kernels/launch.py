@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import linecache
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,30 +12,14 @@ from torch import Tensor
 
 from .._checks import state_dtype
 from ..spec import Spec
+from .body import Shape, body, shape
 from .plan import Plan
+from .reduce import chain, reduce, reduce_back
 from .support import channels
-from .template import Template
+from .walk import correct, decode, forward, repair
+from .walk_back import adjoint_chunks, readjoint
 
 STATE = {torch.float32: tl.float32, torch.float64: tl.float64}
-
-
-@lru_cache(maxsize=512)
-def kernels(
-    spec: Spec,
-    unroll: int,
-    resets: bool,
-    grads: tuple[bool, bool] = (True, False),
-    apart: bool = False,
-) -> dict[str, Any]:
-    """The kernels of a Spec as Triton functions, by name."""
-    template = Template(spec, unroll, resets, grads, apart)
-    text = template.text()
-    settings = f"{unroll} {resets} {grads} {apart}"
-    name = f"<pararnn kernels of {spec.name} {spec.fingerprint[:12]} {settings}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    scope: dict[str, Any] = {"__name__": "pararnn.kernels.generated"}
-    exec(compile(text, name, "exec"), scope)
-    return scope | {"template": template}
 
 
 @dataclass
@@ -67,41 +50,31 @@ class Problem:
         self.slots = len(self.spec.slots)
         self.shown = self.slots if self.spec.output == "all" else 1
 
-    def inputs(self) -> list[Any]:
-        """Arguments that every kernel begins with, in the template's order."""
-        dt, resets = self.dt, self.resets
-        given: list[Any] = [*self.drives]
-        batch = [u.stride(0) for u in self.drives]
-        time = [u.stride(i) for u in self.drives for i in (1, 2)]
-        if dt is not None:
-            given.append(dt)
-            batch.append(dt.stride(0))
-            time.append(dt.stride(1))
-        if resets is not None:
-            given.append(resets.view(torch.uint8))
-            batch.append(resets.stride(0))
-            time.append(resets.stride(1))
-        h0 = None if self.h0 is None else self.h0.contiguous()
-        return [*given, h0, *(p.contiguous() for p in self.params), *batch, *time]
+    def inputs(self) -> tuple[Any, ...]:
+        """What every kernel begins with: inputs, ``h0``, parameters, and the inputs' strides."""
+        given = [*self.drives]
+        if self.dt is not None:
+            given.append(self.dt)
+        if self.resets is not None:
+            given.append(self.resets.view(torch.uint8))
+        return (
+            tuple(given),
+            None if self.h0 is None else self.h0.contiguous(),
+            tuple(p.contiguous() for p in self.params),
+            tuple(x.stride(0) for x in given),
+            tuple(x.stride(1) for x in given),
+            tuple(u.stride(2) for u in self.drives),
+        )
 
-    def layout(self, plan: Plan) -> tuple[int, dict[str, Any]]:
-        """Number of lane blocks, and the compile-time constants of every kernel."""
-        u, D = self.drives[0], self.width
-        constants = {
-            "D": D,
-            "WIDTH": u.shape[2],
-            "PACKED": all(u.stride(1) == u.shape[2] and u.stride(2) == 1 for u in self.drives),
-            "BLOCK": plan.block,
-            "ALIGNED": D % plan.block == 0,
-            "DTYPE": STATE[self.dtype],
-            "num_warps": 1,
-        }
-        return -(-u.shape[0] * D // plan.block), constants
+    def blocks(self, plan: Plan) -> int:
+        """Programs for all lanes."""
+        return -(-self.drives[0].shape[0] * self.width // plan.block)
 
-
-def lanes(constants: dict[str, Any]) -> dict[str, Any]:
-    """The constants of a kernel that only knows lanes."""
-    return {name: constants[name] for name in ("D", "BLOCK", "ALIGNED", "num_warps")}
+    def shape(self, plan: Plan, dense: bool = False) -> Shape:
+        """How the tensors lie."""
+        wide = self.drives[0].shape[2]
+        packed = all(u.stride(1) == wide and u.stride(2) == 1 for u in self.drives)
+        return shape(self.width, wide, packed, dense, plan.block, STATE[self.dtype])
 
 
 def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -110,33 +83,34 @@ def run_forward(problem: Problem, plan: Plan) -> tuple[Tensor, Tensor, Tensor, T
     state's; and the record of mismatches ``(corrections + 1, chunks, blocks)``."""
     u, S = problem.drives[0], problem.slots
     (B, T, _), D = u.shape, problem.width
-    found = kernels(problem.spec, plan.unroll, problem.resets is not None, apart=problem.apart)
-    template = found["template"]
+    made = body(problem.spec, plan.unroll, problem.resets is not None, apart=problem.apart)
     chunks = plan.chunks(T)
     several = chunks > 1
-    blocks, constants = problem.layout(plan)
+    blocks = problem.blocks(plan)
     new = partial(torch.empty, device=u.device, dtype=problem.dtype)
     last = torch.empty(B, T, problem.shown * D, device=u.device, dtype=u.dtype)
     others = new(B, T, S - problem.shown, D)
     final = new(B, S, D)
-    buffers = 1 if template.reduced else 2
-    edges = new(buffers * chunks * template.rows * B * D if several else 0)
+    reduced = bool(made.reduced.value)
+    buffers = 1 if reduced else 2
+    edges = new(buffers * chunks * made.rows.value * B * D if several else 0)
     miss = torch.empty(
         (plan.corrections + 1) * several, chunks, blocks, device=u.device, dtype=torch.float32
     )
-    stored = [last, others] if template.others else [last]
-    inputs, sizes = problem.inputs(), [B, T, plan.length, chunks, blocks, 1]
-    common = [*inputs, *stored, final, edges, miss, *sizes]
+    inputs, sizes = problem.inputs(), (B, T, plan.length, chunks, blocks, 1)
+    stored = (last, others) if others.numel() or problem.shown < S else (last,)
+    fixed: dict[str, Any] = {"body": made, "shape": problem.shape(plan), "num_warps": 1}
+    common = (*inputs, stored, final, edges)
     grid = (chunks * blocks,)
-    if several and template.reduced:
-        found["reduce"][((chunks - 1) * blocks,)](*inputs, edges, *sizes, **constants)
-        found["chain"][(blocks,)](edges, miss, B, chunks, blocks, 1, **lanes(constants))
-    found["forward"][grid](*common, plan.warmup, plan.tol, SEVERAL=several, **constants)
+    if several and reduced:
+        reduce[((chunks - 1) * blocks,)](*inputs, edges, *sizes, **fixed)
+        chain[(blocks,)](edges, miss, B, chunks, blocks, 1, BACK=False, **fixed)
+    forward[grid](*common, *sizes, plan.warmup, plan.tol, SEVERAL=several, **fixed)
     if several:
         meet = u.dtype == problem.dtype
-        for k in range(plan.corrections * (not template.reduced)):
-            found["correct"][grid](*common, k, plan.tol, MEET=meet, **constants)
-        found["repair"][(blocks,)](*common, plan.corrections, plan.tol, MEET=meet, **constants)
+        for k in range(plan.corrections * (not reduced)):
+            correct[grid](*common, miss, *sizes, k, plan.tol, MEET=meet, **fixed)
+        repair[(blocks,)](*common, miss, *sizes, plan.corrections, plan.tol, MEET=meet, **fixed)
     return last, others, final, miss
 
 
@@ -154,38 +128,37 @@ def run_adjoint(
     ``(P, D)``, from those of the output, of the other slots' states and of the final state."""
     u, S = problem.drives[0], problem.slots
     (B, T, _), D = u.shape, problem.width
-    grads = (grad is not None, rest is not None)
-    found = kernels(problem.spec, plan.unroll, problem.resets is not None, grads, problem.apart)
-    template = found["template"]
+    given = (grad is not None, rest is not None)
+    made = body(problem.spec, plan.unroll, problem.resets is not None, given, problem.apart)
     chunks = plan.chunks(T)
     several = chunks > 1
-    blocks, constants = problem.layout(plan)
+    blocks = problem.blocks(plan)
     new = partial(torch.empty, device=u.device, dtype=problem.dtype)
     bars = tuple(torch.empty(u.shape, device=u.device, dtype=u.dtype) for u in problem.drives)
     dt_bar = new(B if dt_grad else 0, T, D)
     h0_bar = new(B, S, D)
     w_bar = new(chunks, len(problem.params), B, D)
-    edges = new(chunks * template.rows_back * B * D if several else 0)
+    edges = new(chunks * made.rows_back.value * B * D if several else 0)
     rest, final = (None if g is None else g.contiguous() for g in (rest, final))
-    stored = [last, others] if template.others else [last]
-    incoming = [g for g in (grad, rest) if g is not None]
-    outputs: list[Any] = [*bars, *[dt_bar if dt_grad else None] * template.timed]
-    strides = list(grad.stride()) if grad is not None else []
-    constants["DENSE"] = strides[1:] == [problem.shown * D, 1]
-    inputs, sizes = problem.inputs(), [B, T, plan.length, chunks, blocks, 1]
-    common = [*inputs, *stored, *incoming, *outputs, final, h0_bar, w_bar, edges, *sizes]
+    stored = (last, others) if others.numel() or problem.shown < S else (last,)
+    grads = tuple(g for g in (grad, rest if made.rest.value else None) if g is not None)
+    strides = tuple(grad.stride()) if grad is not None else ()
+    dense = strides[1:] == (problem.shown * D, 1)
+    inputs, sizes = problem.inputs(), (B, T, plan.length, chunks, blocks, 1)
+    fixed: dict[str, Any] = {"body": made, "shape": problem.shape(plan, dense), "num_warps": 1}
+    common = (
+        *inputs, stored, grads, strides, bars, dt_bar if dt_grad else None,
+        final, h0_bar, w_bar, edges, *sizes,
+    )  # fmt: skip
     grid = (chunks * blocks,)
-    if several and template.reduced:
-        found["reduce_back"][((chunks - 1) * blocks,)](
-            *inputs, *incoming, final, edges, *sizes, *strides, **constants
-        )
-        found["chain_back"][(blocks,)](edges, B, chunks, blocks, 1, **lanes(constants))
-    found["adjoint_chunks"][grid](
-        *common, plan.warmup, *strides, plan.tol, SEVERAL=several, **constants
-    )
-    if several and not template.reduced:
-        part = u.dtype == problem.dtype
-        found["readjoint"][grid](*common, *strides, plan.tol, PART=part, **constants)
+    reduced = bool(made.reduced.value)
+    if several and reduced:
+        entering = (*inputs[:1], *inputs[2:], grads, strides, final, edges)
+        reduce_back[((chunks - 1) * blocks,)](*entering, *sizes, **fixed)
+        chain[(blocks,)](edges, None, B, chunks, blocks, 1, BACK=True, **fixed)
+    adjoint_chunks[grid](*common, plan.warmup, plan.tol, SEVERAL=several, **fixed)
+    if several and not reduced:
+        readjoint[grid](*common, plan.tol, PART=u.dtype == problem.dtype, **fixed)
     return bars, dt_bar, h0_bar, w_bar.sum((0, 2))
 
 
@@ -195,15 +168,19 @@ def run_decode(
     """One step from ``h`` ``(B, S, D)`` with drives ``u`` ``(B, WIDTH)``, written to ``out``,
     which is contiguous and may be ``h``."""
     B, _, D = h.shape
-    decode = kernels(spec, 1, False)["decode"]
-    gap = [] if dt is None else [dt]
-    strides = [u.stride(0), *(g.stride(0) for g in gap), u.stride(1)]
+    given = (u,) if dt is None else (u, dt)
     block = 128 if D % 128 == 0 else 32
+    made = body(spec, 1, False)
+    layout = shape(D, u.shape[1], u.stride(1) == 1, False, block, STATE[state_dtype(u.dtype)])
     decode[(-(-B * D // block),)](
-        *(u, *gap, h, *(p.contiguous() for p in params), out, B, *strides),
-        D=D,
-        BLOCK=block,
-        ALIGNED=D % block == 0,
-        DTYPE=STATE[state_dtype(u.dtype)],
+        given,
+        h,
+        tuple(p.contiguous() for p in params),
+        tuple(x.stride(0) for x in given),
+        (u.stride(1),),
+        out,
+        B,
+        body=made,
+        shape=layout,
         num_warps=block // 32,
     )

@@ -8,204 +8,259 @@ columns go through time beside the state (backwards: its rows, beside the cotang
 finds every start, in the order of time, and one walk writes.
 """
 
-from __future__ import annotations
+import triton
+import triton.language as tl
 
-from .pieces import CONSTANTS, FLAGS, Pieces, commas, indent
+from .functions import largest, place, sized
+from .tuples import (
+    add_applied,
+    channel_strides,
+    clear,
+    drives_of,
+    fetch_drives,
+    field,
+    identity,
+    load_params,
+    load_rows,
+    load_slots,
+    masked,
+    moved,
+    note,
+    placed,
+    position,
+    store_rows,
+    time_strides,
+)
+from .walk import fetch_block
+from .walk_back import fetch_grads, grad_channel, grad_steps, placed_grads, with_grads
 
 
-class Reduce(Pieces):
-    """A walk that writes nothing, in both directions, and the kernels around it."""
-
-    def carried(self, back: bool) -> list[list[str]]:
-        """What goes through time: the state (or the cotangent), and each column (or row) of the
-        product; an entry that is always 0 has no name."""
-
-        def entry(i: int, k: int) -> str:
-            return f"j{i}{k}" if (i, k) in self.product else ""
-
-        if back:
-            return [[f"m{i}" for i in self.slots]] + [
-                [entry(i, k) for k in self.slots] for i in self.slots
-            ]
-        return [[f"s{i}" for i in self.slots]] + [
-            [entry(i, k) for i in self.slots] for k in self.slots
-        ]
-
-    def reduce_step(self, u: int, back: bool) -> list[str]:
-        count = self.spec.factorization.n_state
-        coefficients = [f"k{i}" for i in range(count)]
-        inputs = [f"i{i}" for i in self.slots]
-        program = "transpose" if back else "tangent"
-        vectors = self.carried(back)
-        moved = []
-        for names in vectors:
-            targets = ", ".join(name or f"_{i}" for i, name in enumerate(names))
-            values = [name or f"tl.zeros_like({vectors[0][0]})" for name in names]
-            args = commas(*values, *coefficients, self.w)
-            moved.append(f"{targets} = {program}({args})")
-        cut = self.cut(u, [name for names in vectors for name in names if name])
-        step = f"{', '.join([*coefficients, *inputs])} = affine({self.arguments(u, '')})"
-        if back:
-            grown = [f"m{i} += g{i}_{u}.to(DTYPE)" for i in self.graded]
-            return [*grown, step, *moved, *cut]
-        return [*cut, step, *moved, *(f"s{i} += i{i}" for i in self.slots)]
-
-    def reduce_walk(self, back: bool) -> str:
-        U, sign = self.unroll, "-" if back else "+"
-        state = self.m if back else self.s
-        source = [*self.source, *self.grads] if back else self.source
-        flight = [*self.c.split(", ")]
-        if back:
-            flight += [f"g{i}_{u}" for u in range(U) for i in self.graded]
-
-        def loads(u: int, condition: str | None) -> list[str]:
-            found = self.fetch(u, f"-{u}" if back else str(u), condition)
-            return found + self.fetch_cotangents(u, str(u), condition) * back
-
-        units: list[str] = []
-        for u in range(U):
-            units += [f"# step {u}", *self.reduce_step(u, back)]
-        start = ", ".join(f"tl.zeros_like({state[:2]}) + {int(i == k)}" for i, k in self.product)
-        strides = self.strides + ", grad_t, grad_c" * (back and "grad" in self.grads)
-        first = [line for u in range(U) for line in loads(u, f"{u} < n")]
-        following = self.following([line for u in range(U) for line in loads(u, None)])
-        tail = [
-            "for _ in range(n):",
-            *("    " + line for line in loads(0, None) + self.reduce_step(0, back)),
-            *("    " + line for line in self.move("1", source, sign)),
-        ]
-        return f'''
 @triton.jit
-def reduce_walk{"_back" * back}(
-    {commas(state, self.w, *source)}, lane, n, once, {strides}, {FLAGS},
+def column_of(jac, k: tl.constexpr, body: tl.constexpr, BACK: tl.constexpr):
+    """A column of the product (backwards, a row), with zeros where it has none."""
+    out = ()
+    for i in tl.static_range(body.slots):
+        if position(body, i, k, BACK) >= 0:
+            out = out + (jac[position(body, i, k, BACK)],)
+        else:
+            out = out + (tl.zeros_like(jac[0]),)
+    return out
+
+
+@triton.jit
+def product_of(columns, body: tl.constexpr, BACK: tl.constexpr):
+    """The product from its columns (backwards, rows)."""
+    out = ()
+    for e in tl.static_range(body.entries):
+        if BACK:
+            out = out + (columns[field(body, "product", e, 0)][field(body, "product", e, 1)],)
+        else:
+            out = out + (columns[field(body, "product", e, 1)][field(body, "product", e, 0)],)
+    return out
+
+
+@triton.jit
+def reduce_step(
+    state, jac, row, grads, weights, body: tl.constexpr, shape: tl.constexpr, BACK: tl.constexpr
 ):
-    """n steps that write nothing: what they make of a {"cotangent" if back else "state"}, and their
+    """One step of the state (backwards: of the cotangent) and of every column (row)."""
+    if BACK:
+        state = with_grads(state, grads, body, shape)
+    else:
+        state = clear(row, state, body)
+        jac = clear(row, jac, body)
+    result = body.affine(*drives_of(row, body, shape), *weights)
+    transition = result[: body.coefficients]
+    columns = ()
+    for k in tl.static_range(body.slots):
+        column = column_of(jac, k, body, BACK)
+        if BACK:
+            column = body.transpose(*column, *transition, *weights)
+        else:
+            column = body.tangent(*column, *transition, *weights)
+        columns = columns + (column,)
+    jac = product_of(columns, body, BACK)
+    if BACK:
+        state = clear(row, body.transpose(*state, *transition, *weights), body)
+        jac = clear(row, jac, body)
+    else:
+        carried = body.tangent(*state, *transition, *weights)
+        state = ()
+        for i in tl.static_range(body.slots):
+            state = state + (carried[i] + result[body.coefficients + i],)
+    return state, jac
+
+
+@triton.jit
+def reduce_block(
+    state, jac, rows, grads, weights, body: tl.constexpr, shape: tl.constexpr, BACK: tl.constexpr
+):
+    for j in tl.static_range(body.unroll):
+        state, jac = reduce_step(state, jac, rows[j], grads[j], weights, body, shape, BACK)
+    return state, jac
+
+
+@triton.jit
+def fetch_grad_block(
+    grads, grad_step, channel, lane, n, body: tl.constexpr, shape: tl.constexpr,
+    BACK: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    """Cotangents of a block of steps; none forwards."""
+    out = ()
+    for j in tl.static_range(body.unroll):
+        if BACK:
+            mask = masked(lane, j < n, shape) if SOME else None if shape.aligned else lane
+            out = out + (fetch_grads(grads, j, grad_step, channel, mask, body, shape),)
+        else:
+            out = out + ((),)
+    return out
+
+
+@triton.jit
+def reduce_walk(
+    state, weights, inputs, grads, steps, channels, grad_step, channel, lane, n, once,
+    body: tl.constexpr, shape: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """n steps that write nothing: what they make of a state (backwards: of a cotangent), and their
     Jacobian product."""
-    {self.j} = {start}
-    whole = tl.where(n >= {U}, {U}, 0)
-{indent(first, 1)}
-    while n >= {U}:
-        ahead = tl.where(n >= {2 * U}, {U}, 0)
-{indent(self.move("ahead", source, sign), 2)}
-{indent(following, 2)}
-        for _ in range(once):
-{indent(units, 3)}
-        {", ".join(flight)} = {", ".join(self.following(flight))}
-        n -= {U}
-{indent((self.move("whole", source, sign) + tail) * (U > 1), 1)}
-    return {state}, {self.j}
-'''
-
-    def chained(self, back: bool) -> str:
-        """One pass over the records of all chunks."""
-        state = "m" if back else "s"
-        names = self.names(state)
-        sign = "-" if back else "+"
-        keep = ", ".join([self.names("x"), self.j, self.names("zx"), self.entries("zj#")]).split(
-            ", "
+    U: tl.constexpr = body.unroll
+    SIGN: tl.constexpr = -1 if BACK else 1
+    jac = identity(state[0], body)
+    whole = tl.where(n >= U, U, 0)
+    rows = fetch_block(inputs, steps, channels, lane, n, body, shape, SIGN, True)
+    incoming = fetch_grad_block(grads, grad_step, channel, lane, n, body, shape, BACK, True)
+    while n >= U:
+        ahead = SIGN * tl.where(n >= 2 * U, U, 0)
+        inputs = moved(inputs, steps, ahead)
+        if BACK:
+            grads = moved(grads, grad_step, ahead)
+        next_rows = fetch_block(inputs, steps, channels, lane, n, body, shape, SIGN, False)
+        next_incoming = fetch_grad_block(
+            grads, grad_step, channel, lane, n, body, shape, BACK, False
         )
-        half = len(keep) // 2
-        ahead = "lane & (left > 1)"
-        prefetch = [
-            line.replace(", lane)", f", {ahead})")
-            for line in self.record("load", "end", "zx", "next")
-            + self.record("load", "jac", "zj", "next")
-        ]
-        size = "0.0"
-        for i in self.slots:
-            size = f"tl.maximum({size}, largest({state}{i}, 1.0, lane))"
-        noted = [
-            "put(miss + chunk * blocks + index + tl.zeros([1], tl.int32), "
-            f"tl.zeros([1], tl.float32) + {size}, True, True)"
-        ] * (not back)
-        silent = [
-            "put(miss + index + tl.zeros([1], tl.int32), tl.zeros([1], tl.float32), True, True)"
-        ] * (not back)
-        return f'''
-@triton.jit(do_not_specialize={["B", "chunks", "blocks", "once"]})
-def chain{"_back" * back}(
-    edges{", miss" * (not back)}, B, chunks, blocks, once,
-    D: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
-):
-    """What enters every chunk {"on the right" if back else "on the left"}, one after the other."""
-    index = tl.program_id(0)
-    b, d, lanes, lane = place(index, B, D, BLOCK, ALIGNED)
-    N = tl.cast(B, tl.int64) * D
-    record = {self.rows} * N
-    here = edges + {"(chunks - 1) * record + " * back}lanes
-    left = chunks - 1
-    next = here {sign} tl.where(left > 1, record, 0)
-{indent(self.record("load", "end", state, "here"), 1)}
-{indent(prefetch, 1)}
-    {", ".join(keep[:half])} = {", ".join(keep[half:])}
-{indent(silent, 1)}
-    while left > 0:
-        here {sign}= record
-        chunk = {"left - 1" if back else "chunks - left"}
-        next = here {sign} tl.where(left > 2, record, 0)
-        left -= 1
-{indent(prefetch, 2)}
         for _ in range(once):
-{indent(self.record("store", "start", state, "here") + noted, 3)}
-{indent(self.applied("x", "j", state, transposed=back), 3)}
-            {names} = {self.names("x")}
-        {", ".join(keep[:half])} = {", ".join(keep[half:])}
-'''
+            state, jac = reduce_block(state, jac, rows, incoming, weights, body, shape, BACK)
+        rows, incoming = next_rows, next_incoming
+        n -= U
+    if U > 1:
+        inputs = moved(inputs, steps, SIGN * whole)
+        if BACK:
+            grads = moved(grads, grad_step, SIGN * whole)
+        for _ in range(n):
+            row = fetch_drives(
+                inputs, steps, channels, 0, None if shape.aligned else lane, body, shape
+            )
+            if BACK:
+                grad = fetch_grads(
+                    grads, 0, grad_step, channel, None if shape.aligned else lane, body, shape
+                )
+            else:
+                grad = ()
+            state, jac = reduce_step(state, jac, row, grad, weights, body, shape, BACK)
+            inputs = moved(inputs, steps, SIGN)
+            if BACK:
+                grads = moved(grads, grad_step, SIGN)
+    return state, jac
 
-    def reduce_kernels(self) -> str:
-        """The four kernels, and their walks."""
-        S = len(self.slots)
-        grad = ", grad_t, grad_c" * ("grad" in self.grads)
-        sizes = "B, T, L, chunks, blocks, once"
-        known = "D, WIDTH, ALIGNED, DTYPE"
-        forwards = commas(self.s, self.w, self.at("begin", self.source))
-        places = self.at_back("end - 1", [*self.source, *self.grads])
-        backwards = commas(self.m, self.w, *places)
-        ends = self.record("store", "end", "#", "here")
-        product = self.record("store", "jac", "j", "here")
-        return f'''
-{self.reduce_walk(back=False)}
 
-@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once"]})
+@triton.jit(do_not_specialize=["B", "T", "L", "chunks", "blocks", "once"])
 def reduce(
-    {self.inputs}, edges, {sizes},
-    {CONSTANTS},
-):
+    inputs, h0, weights, batch, strides, channels, edges,
+    B, T, L, chunks, blocks, once,
+    body: tl.constexpr, shape: tl.constexpr,
+):  # fmt: skip
     """End and product of every chunk but the last."""
     index = tl.program_id(0) % blocks
     chunk = tl.program_id(0) // blocks
-{indent(self.opening(), 1)}
+    b, d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
+    N = tl.cast(B, tl.int64) * shape.width
+    steps = time_strides(strides, body, shape)
+    columns = channel_strides(channels, shape)
+    w = load_params(weights, d, lane, body, shape)
     begin = tl.cast(chunk, tl.int64) * L
-    if h0 is None:
-        {self.s} = {self.names("tl.zeros([BLOCK], DTYPE)")}
-    else:
-{indent([f"s{i} = tl.load(h0 + (b * {S} + {i}) * D + d, mask=lane & (chunk == 0), other=0.0)" for i in self.slots], 2)}
-    {self.s}, {self.j} = reduce_walk({forwards}, lane, L + tl.zeros([], tl.int32), once, {self.strides}, {known})
-    here = edges + chunk * ({self.rows} * N) + lanes
-{indent([line.replace("#", "s") for line in ends] + product, 1)}
+    state = load_slots(h0, b, d, lane & (chunk == 0), body, shape)
+    at = placed(inputs, batch, steps, columns, b, d, begin, body)
+    n = L + tl.zeros([], tl.int32)
+    state, jac = reduce_walk(
+        state, w, at, (), steps, columns, (), 1, lane, n, once, body, shape, False
+    )
+    here = edges + chunk * (body.rows * N) + lanes
+    store_rows(here, body.slots, state, N, lane, shape)
+    store_rows(here, 2 * body.slots, jac, N, lane, shape)
 
-{self.chained(back=False)}
 
-{self.reduce_walk(back=True)}
-
-@triton.jit(do_not_specialize={["B", "T", "L", "chunks", "blocks", "once"]})
+@triton.jit(do_not_specialize=["B", "T", "L", "chunks", "blocks", "once"])
 def reduce_back(
-    {commas(self.inputs, *self.grads)}, final, edges, {sizes}{self.strides_back},
-    {CONSTANTS}, DENSE: tl.constexpr,
-):
+    inputs, weights, batch, strides, channels, grads, grad_strides, final, edges,
+    B, T, L, chunks, blocks, once,
+    body: tl.constexpr, shape: tl.constexpr,
+):  # fmt: skip
     """The cotangent before every chunk but the first, and the product."""
     index = tl.program_id(0) % blocks
     chunk = tl.program_id(0) // blocks + 1
-{indent(self.opening_back(), 1)}
+    b, d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
+    N = tl.cast(B, tl.int64) * shape.width
+    steps = time_strides(strides, body, shape)
+    columns = channel_strides(channels, shape)
+    w = load_params(weights, d, lane, body, shape)
+    grad_step = grad_steps(grad_strides, body, shape)
+    channel = grad_channel(grad_strides, body, shape)
     begin = tl.cast(chunk, tl.int64) * L
     end = tl.minimum(begin + L, T)
-    if final is None:
-        {self.m} = {self.names("tl.zeros([BLOCK], DTYPE)")}
-    else:
-{indent([f"m{i} = tl.load(final + (b * {S} + {i}) * D + d, mask=lane & (end == T), other=0.0)" for i in self.slots], 2)}
-    {self.m}, {self.j} = reduce_walk_back({backwards}, lane, (end - begin).to(tl.int32), once, {self.strides}{grad}, {known})
-    here = edges + chunk * ({self.rows} * N) + lanes
-{indent([line.replace("#", "m") for line in ends] + product, 1)}
+    cotangent = load_slots(final, b, d, lane & (end == T), body, shape)
+    t = end - 1
+    cotangent, jac = reduce_walk(
+        cotangent, w,
+        placed(inputs, batch, steps, columns, b, d, t, body),
+        placed_grads(grads, grad_strides, grad_step, channel, b, d, t, T, body, shape),
+        steps, columns, grad_step, channel, lane, (end - begin).to(tl.int32), once,
+        body, shape, True,
+    )  # fmt: skip
+    here = edges + chunk * (body.rows * N) + lanes
+    store_rows(here, body.slots, cotangent, N, lane, shape)
+    store_rows(here, 2 * body.slots, jac, N, lane, shape)
 
-{self.chained(back=True)}
-'''
+
+@triton.jit
+def finite_size(state, lane):
+    """1, or 0 if all are 0; infinite if a state is not finite."""
+    most = 0.0
+    for i in tl.static_range(len(state)):
+        most = tl.maximum(most, largest(state[i], sized(state[i], 0.0), lane))
+    return most
+
+
+@triton.jit(do_not_specialize=["B", "chunks", "blocks", "once"])
+def chain(
+    edges, miss, B, chunks, blocks, once,
+    body: tl.constexpr, shape: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """What enters every chunk on the left (backwards: on the right), one after the other."""
+    index = tl.program_id(0)
+    _b, _d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
+    N = tl.cast(B, tl.int64) * shape.width
+    SIGN: tl.constexpr = -1 if BACK else 1
+    record = SIGN * body.rows * N
+    here = edges + lanes
+    if BACK:
+        here += (chunks - 1) * (body.rows * N)
+    else:
+        note(miss + index, 0.0)
+    left = chunks - 1
+    state = load_rows(here, body.slots, body.slots, N, lane)
+    following = here + tl.where(left > 1, record, 0)
+    end = load_rows(following, body.slots, body.slots, N, lane & (left > 1))
+    jac = load_rows(following, 2 * body.slots, body.entries, N, lane & (left > 1))
+    while left > 0:
+        here += record
+        chunk = chunks - left
+        following = here + tl.where(left > 2, record, 0)
+        left -= 1
+        next_end = load_rows(following, body.slots, body.slots, N, lane & (left > 1))
+        next_jac = load_rows(following, 2 * body.slots, body.entries, N, lane & (left > 1))
+        for _ in range(once):
+            store_rows(here, 0, state, N, lane, shape)
+            if not BACK:
+                note(miss + chunk * blocks + index, finite_size(state, lane))
+            state = add_applied(end, jac, state, body, BACK)
+        end, jac = next_end, next_jac

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..spec import Spec
-from .template import Template
+from .programs import programs_text, unprintable
 
 
 @lru_cache(maxsize=256)
@@ -27,11 +27,7 @@ def channelwise(spec: Spec) -> str | None:
         return "a drive does not have one number a channel"
     if len(given) == len(spec.drive_list):
         return "it has no projected drive"
-    try:
-        compile(Template(spec).text(), spec.name, "exec")
-    except NotImplementedError as error:
-        return f"its expressions cannot be printed for Triton: {error}"
-    return None
+    return unprintable(spec)
 
 
 def channels(spec: Spec, u: Tensor) -> int:
@@ -79,8 +75,9 @@ def on_device_of(u: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def source(spec: Spec, unroll: int = 8, resets: bool = False) -> str:
-    """The text of a Spec's kernels: printed, deterministic, and what the GPU runs.
+def source(spec: Spec) -> str:
+    """The device programs of a Spec, which the kernels call: printed, deterministic, and what the
+    GPU runs.
 
     Raises
     ------
@@ -90,4 +87,4 @@ def source(spec: Spec, unroll: int = 8, resets: bool = False) -> str:
     reason = channelwise(spec)
     if reason is not None:
         raise ValueError(f"{spec.name} has no fused kernels: {reason}.")
-    return Template(spec, unroll, resets).text()
+    return programs_text(spec)

@@ -13,6 +13,7 @@ from .._checks import full_precision
 from ..cells import Mixer
 from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.certificate import certify
+from ..solvers.scale import trajectory
 from ..solvers.sequential import sequential_states
 from ..solvers.task import Task, has_spec, prepare
 from ..solvers.walkers import cut
@@ -26,7 +27,8 @@ LOOSEST = 1e-3
 
 @dataclass(frozen=True)
 class LayerAgreement:
-    """One layer's comparison. Errors are the largest of any state, relative to ``max(1, |h|)``.
+    """One layer's comparison. Errors are the largest of any state, relative to the trajectory: to the
+    largest state of the lane up to there (:func:`pararnn.solvers.scale.trajectory`).
 
     Attributes
     ----------
@@ -35,9 +37,13 @@ class LayerAgreement:
     error_float64
         Against that loop in float64, on the same drives.
     certified
-        Proven bound of the distance to the exact trajectory (infinite: no proof).
+        Proven bound of the distance to the exact trajectory (infinite: no proof), in units of the
+        state.
     amplification
         ``κ``: how much a rounding error can grow along this sequence.
+    finite
+        Whether all states are numbers. Where they are not, the runs may agree in every bit, and the
+        layer does not pass.
     """
 
     layer: str
@@ -59,6 +65,14 @@ class LayerAgreement:
     amplification: float
     passed: bool
     reason: str
+    finite: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """``'pass'``, ``'NOT FINITE'`` (the runs agree, and some states are not numbers), or
+        ``'FAIL'``."""
+        agree = self.error <= self.tolerance
+        return "pass" if self.passed else "NOT FINITE" if agree and not self.finite else "FAIL"
 
 
 @dataclass(frozen=True)
@@ -79,14 +93,22 @@ class AgreementReport:
         layers = [{k: plain(v) for k, v in asdict(layer).items()} for layer in self.layers]
         return {"passed": self.passed, "layers": layers}
 
+    @property
+    def verdict(self) -> str:
+        """``'PASS'``, ``'NOT FINITE'`` if no layer differs and one has states that are not numbers, or
+        ``'FAIL'``."""
+        verdicts = [layer.verdict for layer in self.layers if layer.verdict != "pass"]
+        if self.passed and not verdicts:
+            return "PASS"
+        return "NOT FINITE" if verdicts and set(verdicts) == {"NOT FINITE"} else "FAIL"
+
     def __str__(self) -> str:
-        lines = [f"parallel = sequential: {'PASS' if self.passed else 'FAIL'}"]
+        lines = [f"parallel = sequential: {self.verdict}"]
         for a in self.layers:
             shape = "×".join(map(str, a.shape))
             proof = f"{a.certified:.1e}" if math.isfinite(a.certified) else "no proof"
             lines += [
-                f"  {a.layer}: {a.cell} ({a.jac_structure}, {a.dtype}, {shape}) "
-                f"{'pass' if a.passed else 'FAIL'}",
+                f"  {a.layer}: {a.cell} ({a.jac_structure}, {a.dtype}, {shape}) {a.verdict}",
                 f"    {a.method}, chunks of {a.chunk_length}, {a.iterations} iterations, "
                 f"{a.passes:.2f} passes, residual {a.residual:.1e}"
                 + (", sequential fallback" if a.fallback else "")
@@ -274,12 +296,22 @@ def _compare(call: Call) -> LayerAgreement:
     reference = sequential_states(task)
     exact = sequential_states(task.in_float64())
     proof = certify(task, solution.states)
-    error = _difference(solution.states, reference.to(solution.states.dtype))
+    algebra = task.make(task.params).algebra("exact")
+    finite = bool(exact.isfinite().all()) and solution.finite
+
+    def off(wanted: Tensor) -> float:
+        """How far the solution is from other states, relative to their trajectory."""
+        size = trajectory(wanted, task.h0.to(wanted.dtype), task.resets, algebra)
+        return _difference(solution.states, wanted.to(solution.states.dtype), size)
+
+    error = off(reference)
     tolerance = _tolerance(task, proof.amplification)
     if hasattr(cell, "reads"):
         error = max(error, tolerance * _unseen(task, reference, tolerance))
-    passed = solution.converged and error <= tolerance
+    passed = solution.converged and finite and error <= tolerance
     apart = 0.0 if passed else _equations_apart(task, reference)
+    largest = float(reference.abs().max()) if reference.numel() else 0.0
+    proven = proof.error_bound <= tolerance * largest
     return LayerAgreement(
         layer=call.name,
         cell=cell.spec.name if has_spec(cell) else type(cell).__name__,
@@ -295,11 +327,12 @@ def _compare(call: Call) -> LayerAgreement:
         residual=solution.residual,
         error=error,
         tolerance=tolerance,
-        error_float64=_difference(solution.states, exact),
+        error_float64=off(exact),
         certified=proof.error_bound,
         amplification=proof.amplification,
         passed=passed,
-        reason=_reason(task, solution.converged, passed, error, tolerance, apart, proof),
+        reason=_reason(task, solution, finite, error, tolerance, apart, proof, proven),
+        finite=finite,
     )
 
 
@@ -312,10 +345,14 @@ def _unseen(task: Task, states: Tensor, tolerance: float) -> float:
     read, final = cell.reads(task.u, task.start, resets=task.resets, dt=task.dt)
     with full_precision(states.device):
         q = cell.queries(task.u).to(states.dtype)
-        allowed = cell.reading(tolerance * states.abs().clamp_min(1), q.abs())
+        algebra = task.make(task.params).algebra("exact")
+        size = trajectory(states, task.h0.to(states.dtype), task.resets, algebra)
+        allowed = cell.reading(tolerance * size, q.abs())
+        allowed = allowed.clamp_min(torch.finfo(states.dtype).tiny)
         want = cell.reading(states, q)
     gap = _difference(read, want, allowed)
-    return max(gap, _difference(final, states[:, -1].to(final.dtype)) / tolerance)
+    last = states[:, -1].to(final.dtype)
+    return max(gap, _difference(final, last, size[:, -1]) / tolerance)
 
 
 def _equations_apart(task: Task, states: Tensor) -> float:
@@ -324,25 +361,34 @@ def _equations_apart(task: Task, states: Tensor) -> float:
         return 0.0
     before = cut(torch.cat([task.h0.unsqueeze(1), states[:, :-1]], 1), task.resets)
     with full_precision(states.device):
-        return _difference(task.make(task.params).step(before, task.inputs), states)
+        dynamics = task.make(task.params)
+        size = trajectory(states, task.h0, task.resets, dynamics.algebra("exact"))
+        return _difference(dynamics.step(before, task.inputs), states, size)
 
 
 def _reason(
     task: Task,
-    converged: bool,
-    passed: bool,
+    solution: Solution,
+    finite: bool,
     error: float,
     tolerance: float,
     apart: float,
     proof: Any,
+    proven: bool,
 ) -> str:
+    passed = error <= tolerance
     rounding = 64 * torch.finfo(task.h0.dtype).eps
     if apart > rounding:
         return (
             f"the Spec and the hand-written recurrence are different equations: they differ by "
             f"{apart:.1e} in one step from the same state, where rounding is below {rounding:.0e}"
         )
-    if not converged:
+    if not finite and passed:
+        return (
+            "the two runs agree in which states are not finite; look for what overflows, or for a "
+            "NaN in the input or the weights"
+        )
+    if finite and not solution.converged:
         return "the solve did not converge; leave max_iters unset to iterate until it does"
     if not passed and not math.isfinite(error):
         return "the two runs differ in which states are finite"
@@ -351,18 +397,18 @@ def _reason(
             f"the difference exceeds its limit; rounding errors can grow by κ = "
             f"{proof.amplification:.1e} along this sequence"
         )
-    if not proof.reason and proof.error_bound > tolerance:
+    if not proof.reason and not proven:
         return "within its limit; what is proven is more than that"
     return proof.reason or "within its limit, and proven"
 
 
-def _difference(a: Tensor, b: Tensor, scale: Tensor | None = None) -> float:
-    """Largest difference relative to ``scale``, or to ``max(1, |b|)``."""
+def _difference(a: Tensor, b: Tensor, scale: Tensor) -> float:
+    """Largest difference relative to ``scale``; equal infinities and two NaNs do not differ."""
     if a.numel() == 0:
         return 0.0
     a, b = a.double(), b.double()
     same = (a == b) | (a.isnan() & b.isnan())
-    relative = (a - b).abs() / (b.abs().clamp_min(1) if scale is None else scale)
+    relative = (a - b).abs() / scale
     relative = torch.where(same, torch.zeros_like(relative), relative)
     return float(torch.where(relative.isnan(), torch.inf, relative).max())
 

@@ -65,7 +65,7 @@ class MinGRUBlock(nn.Module):
         checks.positive("d_model", d_model)
         checks.parameter_dtype(dtype)
         checks.whole("mlp_expansion", mlp_expansion)
-        _probability(dropout)
+        checks.probability("dropout", dropout)
         checks.flag("learnable_h0", learnable_h0)
         chosen, settings = known(mixer), keywords("mixer_kwargs", mixer_kwargs)
         _can_learn_start(learnable_h0, [chosen])
@@ -332,13 +332,6 @@ class MinGRUStack(nn.Module):
                 f"state: got {len(state)} states, expected {self.n_layers}, one a block."
             )
         return list(state)
-
-
-def _probability(dropout: object) -> None:
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float):
-        raise TypeError(f"dropout: got {dropout!r}, expected a probability in [0, 1).")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1).")
 
 
 def _can_learn_start(wanted: bool, mixers: Sequence[MixerEntry]) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from torch import nn
 
 from ..cells import (
     Cell,
@@ -20,6 +16,7 @@ from ..cells import (
     RotationMinGRU,
     SignedMinGRU,
 )
+from ..cells.rebuild import constructor_arguments
 
 DECAY_KEYS = ("decay", "decay_rate", "log1p_delta")
 
@@ -70,13 +67,7 @@ class MixerEntry:
 
 def arguments(cell: type[Mixer]) -> list[str]:
     """What a block may pass on to a mixer: all named arguments but widths, device and dtype."""
-    found: dict[str, None] = {}
-    for base in itertools.takewhile(lambda c: c not in (Cell, nn.Module), cell.__mro__):
-        if "__init__" in vars(base):
-            for p in inspect.signature(vars(base)["__init__"]).parameters.values():
-                if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                    found[p.name] = None
-    return [name for name in found if name not in ("self", "d_in", "d_h", "hidden_size")]
+    return [name for name in constructor_arguments(cell, Cell) if name not in ("d_in", "d_h")]
 
 
 MIXERS: dict[str, MixerEntry] = {

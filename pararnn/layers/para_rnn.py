@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from .. import _checks as checks
+from ..cells.entry import entered
 from ..solvers import NewtonConfig, Solution, decode
 from ..solvers.api import METHODS, solve_layer
 from ..solvers.task import has_spec, output_of
@@ -75,10 +77,14 @@ class ParaRNN(nn.Module):
         config: NewtonConfig | None = None,
     ):
         super().__init__()
-        if solver not in METHODS:
-            raise ValueError(f"solver: got {solver!r}, expected one of {METHODS}.")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout: got {dropout}, expected a probability in [0, 1).")
+        checks.one_of("solver", solver, METHODS)
+        checks.probability("dropout", dropout)
+        checks.flag("batch_first", batch_first)
+        checks.positive("num_layers", num_layers)
+        if not isinstance(config, NewtonConfig | None):
+            raise TypeError(
+                f"config: got {type(config).__name__}, expected a NewtonConfig or None."
+            )
         if isinstance(cell, nn.Module):
             cells = [cell]
         else:
@@ -95,8 +101,6 @@ class ParaRNN(nn.Module):
             raise ValueError(
                 f"num_layers: got {num_layers} for a list of {len(cells)} cells; leave it out."
             )
-        if num_layers < 1:
-            raise ValueError(f"num_layers: got {num_layers}, expected at least 1.")
         if len(cells) == 1:
             cells += [_another(cells[0]) for _ in range(num_layers - 1)]
         for i, (below, above) in enumerate(itertools.pairwise(cells)):
@@ -120,7 +124,7 @@ class ParaRNN(nn.Module):
         self.last_solutions: list[Solution] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the reports of the last pass, which hold tensors and closures."""
+        """Without the reports of the last pass, which would be saved with every model."""
         return self.__dict__ | {"last_solutions": []}
 
     def extra_repr(self) -> str:
@@ -133,6 +137,7 @@ class ParaRNN(nn.Module):
         *,
         resets: Tensor | None = None,
         dt: Tensor | PackedSequence | None = None,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run whole sequences.
 
@@ -151,19 +156,26 @@ class ParaRNN(nn.Module):
             Time since the step before, shaped like ``x`` without its features: for the layers
             whose cell has a time gap, and needed if there are any. For a ``PackedSequence``,
             another one, of numbers.
+        lengths
+            Steps of every sequence, int64 of shape ``(B,)`` from 0 to T (not checked on a GPU): what
+            comes after them is padding. It is not looked at, whatever it holds, NaN too; the output
+            is zero there, and so are gradients.
 
         Returns
         -------
         output
             ``(B, T, hidden_size)`` (or as ``x``): the last layer's output at every step.
         h_n
-            ``(num_layers, B, *state_shape)``: every layer's state after the last step, in the
-            state's dtype (at least float32), to continue from.
+            ``(num_layers, B, *state_shape)``: every layer's state after the last step of every
+            sequence, in the state's dtype (at least float32), to continue from. It is one tensor,
+            ``h_n[i]`` that of layer ``i``; that of a cell with several slots cannot be unpacked
+            into them.
         """
         if isinstance(x, PackedSequence):
-            if resets is not None:
+            if resets is not None or lengths is not None:
                 raise ValueError(
-                    "resets: a PackedSequence takes none; give a padded tensor instead."
+                    f"{'lengths' if resets is None else 'resets'}: a PackedSequence takes none; give "
+                    "a padded tensor instead."
                 )
             return self._forward_packed(x, h0, dt)
         if not isinstance(x, Tensor) or x.ndim not in (2, 3):
@@ -179,33 +191,56 @@ class ParaRNN(nn.Module):
             x = x.unsqueeze(0)
             h0 = None if h0 is None else h0.unsqueeze(1)
             resets, dt = (None if v is None else v.unsqueeze(0) for v in (resets, dt))
+            if isinstance(lengths, Tensor) and lengths.ndim == 0:
+                lengths = lengths.unsqueeze(0)
         elif not self.batch_first:
             x = x.transpose(0, 1)
             resets, dt = (None if v is None else v.transpose(0, 1) for v in (resets, dt))
-        output, states = self._run(x, h0, resets, dt)
-        h_n = torch.stack([s.final_state for s in states])
+        if lengths is None:
+            output, h_n = self._run(x, h0, resets, dt)
+        else:
+            output, h_n = self._padded(x, h0, resets, dt, lengths)
         if single:
-            return output.squeeze(0), h_n.squeeze(1)
-        return (output if self.batch_first else output.transpose(0, 1)), h_n
+            return output.squeeze(0), self._states(h_n.squeeze(1))
+        return (output if self.batch_first else output.transpose(0, 1)), self._states(h_n)
+
+    def _padded(
+        self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Any, lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`_run` with padding that is selected away, so that no number of it is read."""
+        batch, total = x.shape[:2]
+        _check_lengths(lengths, batch, total, x.device)
+        valid = torch.arange(total, device=x.device) < lengths[:, None]
+        x = torch.where(valid[..., None], x, 0)
+        if dt is not None and tuple(dt.shape) == (batch, total):
+            dt = torch.where(valid, dt, 0)
+        output, h_n = self._run(x, h0, resets, dt, lengths)
+        return torch.where(valid[..., None], output, 0), h_n
 
     def _run(
-        self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Tensor | None
-    ) -> tuple[Tensor, list[Solution]]:
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        resets: Tensor | None,
+        dt: Tensor | None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Output, and the final states ``(num_layers, B, *state_shape)``: those after ``lengths``."""
         self._check_state("h0", h0)
         gaps = self._gaps(dt)
-        solutions = []
+        finals, solutions = [], []
         for i, cell in enumerate(self.cells):
-            start = None if h0 is None else h0[i]
-            solution = solve_layer(
-                cell, x, self.config, method=self.solver, h0=start, resets=resets, dt=gaps[i]
-            )
-            solutions.append(solution)
-            x = solution.output.to(_dtype(cell, x))
+            run = _Sequence(cell, self.config, self.solver, lengths)
+            given = {"h0": None if h0 is None else h0[i], "resets": resets, "dt": gaps[i]}
+            given = {name: value for name, value in given.items() if value is not None}
+            x, final = entered(cell, run, x, **given)
+            finals.append(final)
+            solutions.append(run.solution)
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if not torch.compiler.is_compiling():
-            self.last_solutions = [s.detached() for s in solutions]
-        return x, solutions
+            self.last_solutions = [s.detached() for s in solutions if s is not None]
+        return x, torch.stack(finals)
 
     def _forward_packed(
         self, x: PackedSequence, h0: Tensor | None, dt: object
@@ -221,15 +256,12 @@ class ParaRNN(nn.Module):
                     "pack it as you pack x."
                 )
             gaps, _ = pad_packed_sequence(dt, batch_first=True)
-        output, solutions = self._run(padded, h0, None, gaps)
-        rows = torch.arange(len(lengths))
-        # States of padding come after those of the sequence and do not influence them.
-        finals = [s.states[rows, lengths - 1].to(s.final_state.dtype) for s in solutions]
+        output, h_n = self._run(padded, h0, None, gaps, lengths.to(padded.device))
         if x.sorted_indices is not None:
             output, lengths = output[x.sorted_indices], lengths[x.sorted_indices.cpu()]
         data = pack_padded_sequence(output, lengths, batch_first=True).data
         packed = PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
-        return packed, torch.stack(finals)
+        return packed, self._states(h_n)
 
     def step(
         self,
@@ -254,15 +286,20 @@ class ParaRNN(nn.Module):
         following = []
         for i, cell in enumerate(self._cells()):
             h = self._start(cell, x) if state is None else state[i]
-            h = decode(cell, x, h, dt=gaps[i], out=None if out is None else out[i])
+            run = _Step(cell, None if out is None else out[i])
+            given = {} if gaps[i] is None else {"dt": gaps[i]}
+            x, h = entered(cell, run, x, h, **given)
             following.append(h)
-            output = cell.output(h, x) if has_spec(cell) else output_of(cell, h)
-            x = output.to(_dtype(cell, x))
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if out is not None:  # whose memory the next step may use
             return x.clone(), out
-        return x, torch.stack(following)
+        return x, self._states(torch.stack(following))
+
+    def _states(self, h_n: Tensor) -> Tensor:
+        """States as they are returned: those of several slots cannot be unpacked."""
+        several = getattr(self._cells()[0], "state_slots", 1) > 1
+        return h_n.as_subclass(Slots) if several and not torch.compiler.is_compiling() else h_n
 
     def init_state(self, batch: int) -> Tensor:
         """The zero state ``(num_layers, B, *state_shape)``."""
@@ -295,6 +332,77 @@ class ParaRNN(nn.Module):
                 f"{name}: got shape {tuple(state.shape)}, expected ({self.num_layers}, B, "
                 f"{', '.join(map(str, self._cells()[0].state_shape))})."
             )
+
+
+class Slots(Tensor):
+    """States of cells with several slots. Every operation gives a plain tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        raise TypeError(
+            f"h_n: got an iteration over the states {tuple(self.shape)} of all layers, as in "
+            "'out, (h, c) = rnn(x)'; expected 'out, h_n = rnn(x)'. Layers come first: h_n[i] has "
+            "the slots of layer i, in the order of the cell's card, and h_n.unbind(0) all layers."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+class _Sequence:
+    """What a layer runs on its cell for whole sequences: output and final state."""
+
+    def __init__(self, cell: Any, config: NewtonConfig | None, method: str, lengths: Tensor | None):
+        self.cell, self.config, self.method, self.lengths = cell, config, method, lengths
+        self.solution: Solution | None = None
+
+    def __call__(self, x: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        cell, lengths = self.cell, self.lengths
+        solution = solve_layer(
+            cell, x, self.config, method=self.method, unrounded=lengths is not None, **given
+        )
+        self.solution, final = solution, solution.final_state
+        if lengths is not None and x.shape[1]:
+            # States of padding come after those of the sequence and do not influence them.
+            rows = torch.arange(len(lengths), device=x.device)
+            final = solution.states[rows, (lengths - 1).clamp_min(0)].to(final.dtype)
+            empty = (lengths == 0).reshape(-1, *(1,) * (final.ndim - 1))
+            start = given.get("h0")
+            start = ParaRNN._start(cell, x) if start is None else start
+            final = torch.where(empty, start.to(final.dtype), final)
+        return solution.output.to(_dtype(cell, x)), final
+
+
+class _Step:
+    """What a layer runs on its cell for one step: output and new state."""
+
+    def __init__(self, cell: Any, out: Tensor | None):
+        self.cell, self.out = cell, out
+
+    def __call__(self, x: Tensor, h: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        cell = self.cell
+        if not has_spec(cell):
+            h = decode(cell, x, h, out=self.out, **given)
+            return output_of(cell, h).to(_dtype(cell, x)), h
+        u = cell.drives(x)
+        h = decode(cell, None, h, drives=u, out=self.out, **given)
+        return cell.output(h, drives=u).to(_dtype(cell, x)), h
+
+
+def _check_lengths(lengths: object, batch: int, total: int, device: torch.device) -> None:
+    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64:
+        got = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise TypeError(f"lengths: got {got}, expected an int64 tensor of shape ({batch},).")
+    if tuple(lengths.shape) != (batch,):
+        raise ValueError(
+            f"lengths: got shape {tuple(lengths.shape)}, expected ({batch},), one a sequence."
+        )
+    checks.same_device("lengths", lengths, device)
+    if not checks.within(lengths, 0, total):
+        raise ValueError(
+            f"lengths: got {lengths.tolist()}, expected numbers from 0 to {total}, the steps of x."
+        )
 
 
 def _another(cell: Any) -> nn.Module:

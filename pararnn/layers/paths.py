@@ -100,12 +100,11 @@ def explain(
 def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
     batch, total = x.shape[:2]
     params = cell.recurrent_params() if has_spec(cell) else tuple(cell.parameters())
-    like, width = x, x.shape[2]
-    dtype = x.dtype
+    device, width, dtype = x.device, x.shape[2], x.dtype
     if has_spec(cell):
-        like, width = cell.in_proj.weight, cell.in_proj.out_features
-        dtype = like.dtype if cell.exact_drives else cell.output_dtype
-    u = torch.empty(1, dtype=dtype, device=like.device).expand(batch, total, width)
+        device, width = cell.device, cell.drive_width
+        dtype = cell.dtype if cell.exact_drives else cell.output_dtype
+    u = torch.empty(1, dtype=dtype, device=device).expand(batch, total, width)
     gaps = u[..., 0] if takes_gaps(cell) else None
     task = Task(cell, u, None, None, params, state_dtype(dtype), gaps)
     chosen = choice(task, config, method, layer=True)

@@ -16,7 +16,18 @@ from torch import Tensor
 
 
 class Algebra:
-    """Operators with leading dimensions ``(...)``, acting on states ``(..., *state_shape)``."""
+    """Operators with leading dimensions ``(...)``, acting on states ``(..., *state_shape)``.
+
+    Attributes
+    ----------
+    multiplies
+        Whether operators multiply, so that a product of them has a range.
+    entrywise
+        Whether every entry of the state is a recurrence of its own.
+    """
+
+    multiplies = True
+    entrywise = False
 
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
         """``A x``."""
@@ -38,6 +49,11 @@ class Algebra:
         """Cotangent of the operator, from that of ``A x``."""
         raise NotImplementedError
 
+    def spread(self, idle: Tensor, op: Tensor) -> Tensor:
+        """Of a mask with the dimensions of :meth:`size`, where it is true of all states that an
+        entry of an operator moves."""
+        raise NotImplementedError
+
     def order(self, op: Tensor) -> int:
         """Multiplications for one entry of a composed operator."""
         return op.shape[-1]
@@ -46,14 +62,23 @@ class Algebra:
         """Spectral norm of every block that acts on a vector of its own."""
         return torch.linalg.matrix_norm(op, 2)
 
-    def finite(self, op: Tensor) -> bool:
-        """Whether every entry is a number that can be multiplied by zero."""
-        return bool(op.isfinite().all())
+    def size(self, x: Tensor) -> Tensor:
+        """Largest absolute entry of a state among those that operators mix, with the dimensions of
+        the state."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Diagonal(Algebra):
     """One number a coordinate: operators have the shape of a state."""
+
+    entrywise = True
+
+    def size(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+    def spread(self, idle: Tensor, op: Tensor) -> Tensor:
+        return idle
 
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
         return op * x
@@ -83,6 +108,12 @@ class Block(Algebra):
     this many ``axes``."""
 
     axes: int = 1
+
+    def size(self, x: Tensor) -> Tensor:
+        return x.abs().amax(-self.axes - 1, keepdim=True)
+
+    def spread(self, idle: Tensor, op: Tensor) -> Tensor:
+        return idle.unsqueeze(-self.axes - 1)
 
     # Column by column: each is one operation on rows of contiguous channels.
 
@@ -131,6 +162,12 @@ class Dense(Algebra):
     heads: int = 1
     slots: int = 1
 
+    def size(self, x: Tensor) -> Tensor:
+        blocks = self.pack(x).abs().amax(-1, keepdim=True)
+        return self.unpack(
+            blocks.expand(*blocks.shape[:-1], x.shape[-1] // self.heads * self.slots)
+        )
+
     def pack(self, x: Tensor) -> Tensor:
         if self.slots == 1:
             return x.unflatten(-1, (self.heads, -1))
@@ -158,6 +195,9 @@ class Flat(Algebra):
 
     shape: tuple[int, ...]
 
+    def size(self, x: Tensor) -> Tensor:
+        return x.abs().amax(tuple(range(-len(self.shape), 0)), keepdim=True)
+
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
         flat = x.reshape(*x.shape[: x.ndim - len(self.shape)], math.prod(self.shape))
         return (op @ flat.unsqueeze(-1)).squeeze(-1).reshape(x.shape)
@@ -172,6 +212,12 @@ class Flat(Algebra):
 @dataclass(frozen=True)
 class Left(Algebra):
     """Left multiplication of a matrix state ``(..., k, v)`` by operators ``(..., k, k)``."""
+
+    def size(self, x: Tensor) -> Tensor:
+        return x.abs().amax(-2, keepdim=True)
+
+    def spread(self, idle: Tensor, op: Tensor) -> Tensor:
+        return idle.all(-1, keepdim=True)
 
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
         return op @ x
@@ -193,6 +239,8 @@ class MaxPlus(Algebra):
     """``x ↦ max(a + x, b)`` a coordinate: a diagonal recurrence of logarithms in which a sum is
     replaced by its largest term."""
 
+    multiplies = False
+
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
         return op + x
 
@@ -205,9 +253,6 @@ class MaxPlus(Algebra):
     def order(self, op: Tensor) -> int:
         return 1
 
-    def finite(self, op: Tensor) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class Right(Algebra):
@@ -215,6 +260,9 @@ class Right(Algebra):
     operators ``(..., V, V)``, or by one a row, ``(..., K, V, V)``."""
 
     by_row: bool = False
+
+    def size(self, x: Tensor) -> Tensor:
+        return x.abs().amax(-1, keepdim=True)
 
     def apply(self, op: Tensor, x: Tensor) -> Tensor:
         return (x.unsqueeze(-2) @ op).squeeze(-2) if self.by_row else x @ op

@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 
 from .._checks import full_precision, positive, readable
 from .._operators import LIBRARY, Operator
+from .._precision import exactly
 from .backend import pick
 from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
@@ -124,7 +125,8 @@ def delta_scan(
         sequences.append(cut(gamma, mask)[:, :, None, :, None])
     *sequences, start = accumulated(dtype, *sequences, h0)
     if length == 0:
-        return v.sum(2).to(q.dtype), start  # empty, and known to autograd
+        empty = sequences[2].sum(2) + sum(s.sum() for s in sequences)
+        return empty.to(q.dtype), start  # known to autograd
     if reverse:
         sequences = [s.flip(1) for s in sequences]
         mask = None if mask is None else mask.flip(1)
@@ -147,13 +149,17 @@ def _solved(
     def call(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
         return run(sequences, start, most)
 
-    with full_precision(start.device):
+    def solve(*given: Tensor) -> tuple[Tensor, Tensor]:
+        *sequences, start = given
         # Where results can be looked at, bad numbers are dealt with if there are any.
-        if all(map(readable, (*sequences, start))):
+        if all(map(readable, given)):
             y, end = call(sequences, start)
             if bool(y.isfinite().all()) and bool(end.isfinite().all()):
                 return y, end
         return contained(call, sequences, start, resets)
+
+    y, end = exactly(solve, start.device, *sequences, start)
+    return y, end
 
 
 def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
@@ -280,8 +286,9 @@ def _backward(
     def run(*given: Tensor) -> tuple[Tensor, Tensor]:
         return _solved(list(given[:-1]), given[-1], resets, most, in_chunks)
 
-    pull = torch.func.vjp(run, *sequences, start)[1]
-    return [g.contiguous() for g in pull((d_y, d_end))]
+    with full_precision(start.device):
+        pull = torch.func.vjp(run, *sequences, start)[1]
+        return [g.contiguous() for g in pull((d_y, d_end))]
 
 
 def _empty_back(sequences: list[Tensor], start: Tensor, *others: Any) -> list[Tensor]:

@@ -131,9 +131,7 @@ def _twice(call: Call, grad: Tensor | None, final: Tensor | None) -> tuple[list[
         if call.kind == "log":
             wide = [u.exp() for u in wide]
         op = torch.stack(wide[: S * S], 2).unflatten(2, (S, S))
-        if call.resets is not None:
-            op = op.masked_fill(call.resets[:, :, None, None, None], 0)
-        states = scan(op, torch.stack(wide[S * S :], 2), start, "block")
+        states = scan(op, torch.stack(wide[S * S :], 2), start, "block", resets=call.resets)
         end = states[:, -1] if T else start
         outputs, cotangents = [], []
         for value, bar in ((states.flatten(2).to(drives[0].dtype), grad), (end, final)):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._checks import floating, state_dtype
+from .chunks import per_state
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,6 @@ def accumulated(dtype: torch.dtype, *values: Tensor) -> tuple[Tensor, ...]:
     return tuple(v.to(state_dtype(dtype)) for v in values)
 
 
-def cut(coefficients: Tensor, resets: Tensor | None) -> Tensor:
-    """Coefficients ``(B, T, ...)`` that are 0 where the state starts anew."""
-    if resets is None:
-        return coefficients
-    return coefficients.masked_fill(
-        resets.reshape(*resets.shape, *(1,) * (coefficients.ndim - 2)), 0
-    )
-
-
-def cut_log(log_coefficients: Tensor, resets: Tensor | None) -> Tensor:
-    """The same for logarithms of coefficients."""
-    if resets is None:
-        return log_coefficients
-    return log_coefficients.masked_fill(resets.unsqueeze(-1), -torch.inf)
+def cut(values: Tensor, resets: Tensor | None) -> Tensor:
+    """``values`` with 0 where the state starts anew. The mask has the leading dimensions."""
+    return values if resets is None else values.masked_fill(per_state(resets, values), 0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._checks import full_precision
 from .autograd import scan
 from .backend import pick
-from .inputs import Options, accumulated, common_dtype, cut, one_device, reset_mask, shaped, tensor
+from .inputs import Options, accumulated, common_dtype, one_device, reset_mask, shaped, tensor
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -67,6 +67,8 @@ def linear_scan(
     """
     name = "linear_scan"
     a = _sequence(name, "a", a)
+    if isinstance(b, Tensor) and a.ndim < b.ndim:
+        shaped(name, "a", a, tuple(b.shape))
     b = tensor(name, "b", b, tuple(a.shape))
     state_shape = (a.shape[0], *a.shape[2:])
     options = Options(resets, reverse, return_state, coefficients)
@@ -74,16 +76,17 @@ def linear_scan(
     if fused := pick(name, backend, a, b, h0):
         return fused(a, b, h0, options)
     dtype = common_dtype(a, b)
-    op, forcing, start = _prepared(dtype, cut(a, resets), b, h0, state_shape)
+    op, forcing, start = _prepared(dtype, a, b, h0, state_shape)
     if coefficients:
         both = scan(
             torch.stack([op, op], -1),
             torch.stack([torch.zeros_like(forcing), forcing], -1),
             torch.stack([torch.ones_like(start), start], -1),
             reverse=reverse,
+            resets=resets,
         ).to(dtype)
         return both[..., 0], both[..., 1]
-    states = scan(op, forcing, start, reverse=reverse)
+    states = scan(op, forcing, start, reverse=reverse, resets=resets)
     return result(states, start, dtype, options)
 
 
@@ -121,7 +124,8 @@ def prefix_sum(b: Tensor, h0: Tensor, *, backend: str = "auto") -> Tensor:
         return cast(Tensor, fused(b, h0))
     dtype = common_dtype(b, h0)
     b, start = accumulated(dtype, b, h0)
-    return (start.unsqueeze(1) + b.cumsum(1)).to(dtype)
+    # The start is the first term: a sum without it may overflow where the state does not.
+    return torch.cat([b[:, :1] + start.unsqueeze(1), b[:, 1:]], 1).cumsum(1).to(dtype)
 
 
 def matrix_scan(
@@ -168,7 +172,7 @@ def matrix_scan(
     if fused := pick(name, backend, m, b, h0):
         return fused(m, b, h0, options)
     dtype = common_dtype(m, b)
-    op, forcing, start = _prepared(dtype, cut(m, resets), b, h0, (batch, planes, 2))
+    op, forcing, start = _prepared(dtype, m, b, h0, (batch, planes, 2))
     # The planes last: operations on 2×2 matrices become operations on rows of n numbers.
     op = op.permute(0, 1, 3, 4, 2).contiguous()
     if coefficients:
@@ -184,10 +188,12 @@ def matrix_scan(
             first.permute(0, 2, 3, 1).flatten(-2),
             "block",
             reverse,
+            resets,
         )
         states = states.unflatten(-1, (3, planes)).permute(0, 1, 4, 2, 3).to(dtype)
         return states[..., :2], states[..., 2]
-    states = scan(op, forcing.mT.contiguous(), start.mT.contiguous(), "block", reverse).mT
+    states = scan(op, forcing.mT.contiguous(), start.mT.contiguous(), "block", reverse, resets)
+    states = states.mT
     return result(states, start, dtype, options)
 
 
@@ -237,7 +243,7 @@ def matrix_affine_scan(
     if fused := pick(name, backend, a, b, h0):
         return fused(a, b, h0, options)
     dtype = common_dtype(a, b)
-    op, forcing, start = _prepared(dtype, cut(a, resets), b, h0, state_shape)
+    op, forcing, start = _prepared(dtype, a, b, h0, state_shape)
     with full_precision(a.device):
         if coefficients:
             eye = torch.eye(size, dtype=op.dtype, device=op.device)
@@ -247,9 +253,10 @@ def matrix_affine_scan(
                 torch.cat([eye.expand(batch, blocks, size, size), start], -1),
                 "left",
                 reverse,
+                resets,
             ).to(dtype)
             return states[..., :size], states[..., size:]
-        states = scan(op, forcing, start, "left", reverse)
+        states = scan(op, forcing, start, "left", reverse, resets)
     return result(states, start, dtype, options)
 
 

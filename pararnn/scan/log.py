@@ -6,8 +6,9 @@ sequence grows. Here no such sum is formed. A first scan, over maxima and sums, 
 
     ``g_t = exp(r_{t−1} + log a_t − r_t) g_{t−1} + exp(log b_t − r_t)``,  ``h_t = exp(r_t) g_t``,
 
-with no exponent above 0, so it can neither overflow nor lose a term that matters; where no state
-can grow, ``r_t = 0`` does as well. Both scans run in float64: in float32 the rounding of a
+with no exponent above 0, so it can neither overflow nor lose a term that matters. A state that linear
+space holds with room to spare keeps ``r_t = 0``, state by state, so what happens later or elsewhere
+changes no bit; where all do, the first scan is left out. Both scans run in float64: in float32 the rounding of a
 coefficient near 1 alone would cost 3e-3 over 100,000 steps. The result does not depend on
 ``r_t``, so derivatives may treat it as a constant.
 """
@@ -20,11 +21,11 @@ from torch import Tensor
 from .._checks import readable
 from .autograd import scan
 from .backend import pick
-from .inputs import Options, common_dtype, cut_log, one_device, reset_mask, tensor
+from .inputs import Options, common_dtype, one_device, reset_mask, tensor
 from .linear import Result, result
 
 NAME = "parallel_scan_log"
-LARGEST = 600.0  # largest logarithm that is summed up in linear space as it is
+LARGEST = 600.0  # largest absolute logarithm of a state that is kept in linear space as it is
 SMALLEST = -300.0  # an initial state of 0 is scaled as one of this logarithm would be
 OVERFLOW = 800.0  # half of it is representable, all of it is infinite
 
@@ -91,36 +92,45 @@ def parallel_scan_log(
     if fused := pick(NAME, backend, log_coeffs, log_values, h0):
         return fused(log_coeffs, log_values, h0, options)
     dtype = common_dtype(log_coeffs, log_values)
-    coeffs = cut_log(log_coeffs.double(), resets)
+    coeffs = log_coeffs.double()
     values = log_values.double()
     if h0 is None:
         first, values = values[:, 0], values[:, 1:]
     else:
         first = h0.double()
-    if _cannot_grow(log_coeffs, log_values):
+    if _stays(log_coeffs, values, first, h0 is None):
         start = first.exp() if h0 is None else first
-        states = scan(coeffs.exp(), values.exp(), start, reverse=reverse)
+        states = scan(coeffs.exp(), values.exp(), start, reverse=reverse, resets=resets)
     else:
-        states, start = _recentred(coeffs, values, first, h0 is None, reverse)
+        states, start = _recentred(coeffs, values, first, h0 is None, reverse, resets)
     return result(states, start, dtype, options)
 
 
-def _cannot_grow(coeffs: Tensor, values: Tensor) -> bool:
-    """Whether linear space is wide enough: no coefficient is above 1 and no value is huge. Not
-    asked where the numbers cannot be looked at."""
-    if not (readable(coeffs) and readable(values)) or not coeffs.numel():
+def _stays(coeffs: Tensor, values: Tensor, first: Tensor, logarithm: bool) -> bool:
+    """Whether all states are known to keep ``r_t = 0``: no coefficient is above 1, and no value, of
+    which every state has one, is huge or tiny. Not asked where the numbers cannot be looked at."""
+    if not all(map(readable, (coeffs, values, first))) or not coeffs.numel():
         return False
     with torch.no_grad():
-        return bool(coeffs.amax() <= 0) and bool(values.amax() <= LARGEST)
+        least, most = values.aminmax()
+        start = first.amax() if logarithm else first.abs().amax().log()
+        fits = float(least) >= -LARGEST and float(torch.maximum(most, start)) <= LARGEST
+        return fits and bool(coeffs.amax() <= 0)
 
 
 def _recentred(
-    coeffs: Tensor, values: Tensor, first: Tensor, logarithm: bool, reverse: bool
+    coeffs: Tensor,
+    values: Tensor,
+    first: Tensor,
+    logarithm: bool,
+    reverse: bool,
+    resets: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """States and the initial state; ``first`` is the initial state or its logarithm."""
     with torch.no_grad():
         r0 = first if logarithm else first.abs().log().clamp_min(SMALLEST)
-        r = scan(coeffs.detach(), values.detach(), r0.detach(), "maxplus", reverse)
+        r = scan(coeffs.detach(), values.detach(), r0.detach(), "maxplus", reverse, resets)
+        r0, r = (torch.where(x.abs() <= LARGEST, 0.0, x) for x in (r0, r))
         ends = [r[:, 1:], r0.unsqueeze(1)] if reverse else [r0.unsqueeze(1), r[:, :-1]]
         before = torch.cat(ends, 1) if r.shape[1] else r
         # Zero and infinite states are what they are at any scale; what comes from 0 is 0.
@@ -128,5 +138,5 @@ def _recentred(
         r0, r = (x.nan_to_num(torch.nan, posinf=0, neginf=0) for x in (r0, r))
         half = (r.clamp_max(OVERFLOW) / 2).exp()
     scaled = (first - r0).exp() if logarithm else first * (-r0).exp()
-    g = scan((before - r + coeffs).exp(), (values - r).exp(), scaled, reverse=reverse)
+    g = scan((before - r + coeffs).exp(), (values - r).exp(), scaled, "diagonal", reverse, resets)
     return g * half * half, first.exp() if logarithm else first

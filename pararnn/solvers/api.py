@@ -3,118 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from .config import (
-    TOLERANCE,
-    NewtonConfig,
-    NewtonDivergenceError,
-    NewtonWarning,
-    Progress,
-    Solution,
-)
-from .cost import chunk_length
-from .engine import Outcome, Plan, run
+from .chunks import Told, divergence, parallel, told
+from .config import HostProgress, Kept, NewtonConfig, Progress, Solution, States
+from .cost import OWN_CAP, chunk_length, own_chunk_length
 from .fused import refusal, settings, solve_fused
-from .implicit import Problem, Solve, linearized
 from .linear import linear, scannable, transformable_states
+from .module_dynamics import LARGEST_FLAT
 from .operators import planned
-from .partition import Partition
 from .sequential import sequential_states
 from .task import Task, has_spec, output_of, prepare
-from .walkers import CellWalker, Dynamics
 
 METHODS = ("auto", "sequential", "newton", "shooting")
 DEFAULT = NewtonConfig()
-
-
-def _box(dynamics: Dynamics, h0: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Invariant box of the state, if every slot has one and ``h0`` lies in it."""
-    bounds = [b for b in dynamics.bounds if b is not None]
-    if len(bounds) < len(dynamics.bounds):
-        return None
-    lo, hi = (
-        torch.tensor([b[i] for b in bounds], dtype=h0.dtype, device=h0.device) for i in (0, 1)
-    )
-    if len(bounds) > 1:
-        shape = (-1, *(1,) * (len(dynamics.state_shape) - 1))
-        lo, hi = lo.reshape(shape), hi.reshape(shape)
-    inside = ((h0 >= lo) & (h0 <= hi)).flatten(1).all(1)
-    # A row that starts outside is not clipped; rows do not influence each other.
-    inside = inside.reshape(-1, 1, *(1,) * (h0.ndim - 1))
-    huge = torch.finfo(h0.dtype).max
-    return torch.where(inside, lo, -huge), torch.where(inside, hi, huge)
-
-
-def _plan(
-    dynamics: Dynamics, config: NewtonConfig, length: int, warmup: int, dtype: torch.dtype
-) -> Plan:
-    single, pinned = length == 1, config.max_iters is not None
-    cheap = dynamics.single_kind if single else dynamics.cheap_kind
-    if config.jacobian == "auto" or (single and config.jacobian == "exact"):
-        # A pinned solve must have its operator in every pass; an unpinned one tries without.
-        first, later = (cheap, cheap) if pinned or single else ("none", cheap)
-    else:
-        first = later = config.jacobian
-        if not single and later != "none" and dynamics.algebra(later) is None:
-            raise ValueError(
-                f"jacobian={later!r} is not formed along chunks for this Jacobian class; use "
-                "'auto', 'none', or chunk_length=1 for exact factorized Newton."
-            )
-    return Plan(
-        tol=config.tol or TOLERANCE[dtype],
-        scale=1.0,
-        warmup=config.warmup or warmup,
-        first_kind=first,
-        later_kind=later,
-        max_iters=config.max_iters,
-        cap=config.iteration_cap,
-        fallback=config.on_divergence == "sequential"
-        or (config.on_divergence == "auto" and not pinned),
-    )
-
-
-def _parallel(
-    task: Task, config: NewtonConfig, length: int, warmup: int
-) -> tuple[Tensor, Outcome | None]:
-    """Solve with chunks of ``length``; returns states in the state's dtype, and the outcome."""
-    total = task.u.shape[1]
-    outcome: list[Outcome] = []
-
-    def forward(dynamics: Dynamics, u: Tensor, h0: Tensor) -> Tensor:
-        out = torch.empty(u.shape[0], total, *h0.shape[1:], dtype=h0.dtype, device=h0.device)
-        if total == 0:
-            return out
-
-        def linear_solver(mismatch: Tensor, before: Tensor) -> Tensor:
-            linear = linearized(problem, dynamics, problem.restarted(before), u)
-            return linear.solve(mismatch, torch.zeros_like(h0), reverse=False)
-
-        walker = CellWalker(
-            dynamics,
-            u,
-            task.resets,
-            Partition(total, length),
-            out,
-            _box(dynamics, h0),
-            linear_solver,
-        )
-        plan = _plan(dynamics, config, length, warmup, h0.dtype)
-        result = run(walker, h0, plan)
-        outcome.append(result)
-        if length == 1 and config.max_iters is not None and not result.fallback:
-            return result.iterate.contiguous()  # the Newton iterate itself, as in the paper
-        return out
-
-    problem = Problem(task.make, forward, task.resets)
-    states = Solve.apply(problem, task.inputs, task.h0, *task.params)
-    return states, outcome[0] if outcome else None
+WHOLE = -1  # the chunk length of a solve that is not cut
 
 
 def solve(
@@ -150,7 +56,8 @@ def solve(
         Bool mask ``(B, T)``: where True, the step starts from the zero state.
     dt
         Time since the step before, ``(B, T)``: needed by a cell whose Spec has a time gap, and
-        refused by any other. A negative one is an error on the CPU and not checked elsewhere.
+        refused by any other. A negative one, or NaN, is an error on the CPU and not checked
+        elsewhere.
 
     Returns
     -------
@@ -175,26 +82,36 @@ def solve_layer(
     h0: Tensor | None = None,
     resets: Tensor | None = None,
     dt: Tensor | None = None,
+    unrounded: bool = False,
 ) -> Solution:
     """As :func:`solve`, for a layer, which passes on the output and the final state.
 
     A cell with a method ``through`` gives these without the states in between, if nothing else is
-    asked for. States are then solved for when they are read.
+    asked for. States are then solved for when they are read. ``unrounded`` leaves the states in the
+    dtype in which they are carried.
     """
-    return _solve(prepare(cell, x, h0, resets, None, dt), config, method, layer=True)
+    task = prepare(cell, x, h0, resets, None, dt)
+    if unrounded and has_spec(cell):
+        task = dataclasses.replace(task, u=task.u.to(task.dtype))
+    return _solve(task, config, method, layer=True)
 
 
 def _solve(task: Task, config: NewtonConfig | None, method: str, layer: bool = False) -> Solution:
     config = config or DEFAULT
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {METHODS}.")
+    if config.certify and (task.traced or task.transformed):
+        raise ValueError(
+            "certify: got True inside torch.compile, torch.export or torch.func, or for meta tensors, "
+            "where there are no numbers to prove a bound of; certify a solve outside."
+        )
     chosen = choice(task, config, method, layer)
     if chosen.path == "fused":
         solution = _fused(task, config, chosen)
     else:
         solution = _eager(task, config, chosen)
-        if not solution.converged:
-            _report_divergence(solution, config)
+        if solution.progress is not None:
+            divergence(solution.progress, solution.method, config.on_divergence)
     if config.certify:
         from .certificate import certify
 
@@ -215,6 +132,7 @@ class Choice:
     reason: str
     asked: bool  # whether the chunk length was asked for
     loop: bool  # whether the hand-written step runs in a loop
+    cap: int | None = None  # corrections that the cost model counts on, at most
 
     @property
     def scan(self) -> bool:
@@ -229,10 +147,10 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
     Raises
     ------
     ValueError
-        If the settings contradict each other, or ``backend='fused'`` cannot be had.
+        If the settings contradict each other, or what is asked for cannot be had.
     """
     total = task.u.shape[1]
-    length, reason = _asked_length(total, config, method)
+    length, reason = _asked_length(config, method)
     asked = length is not None
     refused = refusal(task, config, method)
     if refused is not None and config.backend != "fused" and _one_scan(task, config, method, layer):
@@ -246,16 +164,27 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
         return Choice("eager", "sequential", total, min(total, 1), 0, reason, asked, True)
     if refused is not None and config.backend == "fused":
         raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
-    device, numbers = task.u.device.type, task.u.shape[0] * math.prod(task.cell.state_shape)
-    if refused is None and torch.compiler.is_compiling():
+    own = _own_length(task, config) if _free(config, method) and not has_spec(task.cell) else None
+    loop = refused is not None and (method == "sequential" or (own is not None and own >= total))
+    if refused is not None and not loop:
+        _check_parallel(task, method)
+    if torch.compiler.is_compiling() and loop and not has_spec(task.cell):
+        reason = "compiled: loop over the hand-written step"
+        return Choice("eager", "sequential", total, min(total, 1), 0, reason, asked, True)
+    if torch.compiler.is_compiling():
         # The operator plans when it runs, for the sizes that it gets.
-        told = config.warmup or 0
-        return Choice("fused", method, length or 0, 0, told, "compiled", asked, False)
+        path, whole = ("eager", WHOLE) if refused else ("fused", max(total, 1))
+        length = whole if length == WHOLE else length or 0
+        return Choice(path, method, length, 0, config.warmup or 0, "compiled", asked, False)
+    device, numbers = task.u.device.type, task.u.shape[0] * math.prod(task.cell.state_shape)
+    if length is not None:
+        length = max(total, 1) if length == WHOLE else min(length, max(total, 1))
     if refused is None:
         plan = planned(task.cell.spec, task.u, settings(config, length), backward=False)
         length, warmup = plan.length, plan.warmup
     else:
         best, warmup = chunk_length(total, numbers, device)
+        best = best if own is None else own
         length, warmup = best if length is None else length, config.warmup or warmup
     chunks = -(-total // length) if total else 0
     if not asked:
@@ -263,8 +192,12 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
             f"cost model: {total} steps × {numbers} numbers on {device} → "
             f"{chunks} chunk{'s' if chunks != 1 else ''} of {length}"
         )
-    loop = method == "sequential" and refused is not None
-    if loop:
+    if loop and not asked:
+        reason = (
+            f"{type(task.cell).__name__} has no Spec: derivatives by automatic differentiation may "
+            f"cost more than the loop over {total} steps"
+        )
+    elif loop:
         reason = "asked for: loop over the hand-written step"
     elif refused is not None and device != "cpu" and refused not in reason:
         reason = f"{reason}; not fused: {refused}"
@@ -272,12 +205,28 @@ def choice(task: Task, config: NewtonConfig, method: str, layer: bool = False) -
     if method != "newton":
         label = "sequential" if chunks <= 1 else "newton" if length == 1 else "shooting"
     path = "eager" if refused else "fused"
-    return Choice(path, label, length, chunks, warmup, reason, asked, loop)
+    cap = None if own is None else OWN_CAP
+    return Choice(path, label, length, chunks, warmup, reason, asked, loop, cap)
 
 
 def _free(config: NewtonConfig, method: str) -> bool:
     """Whether neither method nor chunks nor iterations are asked for."""
     return method == "auto" and config.chunk_length is None and config.max_iters is None
+
+
+def _own_length(task: Task, config: NewtonConfig) -> int:
+    """Chunk length for a module without a Spec; the whole, where only its loop can run."""
+    if task.traced:
+        return max(task.u.shape[1], 1)
+    size = math.prod(task.cell.state_shape)
+    return own_chunk_length(
+        task.u.shape[1],
+        task.u.shape[0],
+        size,
+        task.u.device.type,
+        task.recorded,
+        size <= LARGEST_FLAT,
+    )
 
 
 def _one_scan(task: Task, config: NewtonConfig, method: str, layer: bool) -> bool:
@@ -288,10 +237,26 @@ def _one_scan(task: Task, config: NewtonConfig, method: str, layer: bool) -> boo
     return scannable(task.cell.spec) or (layer and hasattr(task.cell, "through"))
 
 
-def _asked_length(total: int, config: NewtonConfig, method: str) -> tuple[int | None, str]:
+def _check_parallel(task: Task, method: str) -> None:
+    """Raise where the eager solver, as asked for, cannot run."""
+    got = "chunk_length or max_iters" if method == "auto" else f"method={method!r}"
+    fix = "use method='sequential', or 'auto' without chunk_length and max_iters."
+    if task.transformed:
+        raise ValueError(
+            f"got {got} under torch.func or forward-mode derivatives, expected neither: they see "
+            f"through a loop only; {fix}"
+        )
+    if task.traced and not has_spec(task.cell):
+        raise ValueError(
+            f"got {got} for a {type(task.cell).__name__}, which has no Spec, inside torch.compile or "
+            f"torch.export or on meta tensors, where only its loop can run; {fix}"
+        )
+
+
+def _asked_length(config: NewtonConfig, method: str) -> tuple[int | None, str]:
     """The chunk length that was asked for, or None, and what to say about it."""
     if method == "sequential":
-        return max(total, 1), "asked for: method='sequential'"
+        return WHOLE, "asked for: method='sequential'"
     if method == "newton":
         if config.chunk_length not in (None, 1):
             raise ValueError(
@@ -300,8 +265,7 @@ def _asked_length(total: int, config: NewtonConfig, method: str) -> tuple[int | 
             )
         return 1, "asked for: Newton over single steps"
     if config.chunk_length is not None:
-        length = min(config.chunk_length, max(total, 1))
-        return length, f"asked for: chunk_length={config.chunk_length}"
+        return config.chunk_length, f"asked for: chunk_length={config.chunk_length}"
     return None, ""
 
 
@@ -309,12 +273,14 @@ def _fused(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by the kernels."""
     found = solve_fused(task, settings(config, chosen.chunk_length if chosen.asked else None))
     shape = (task.u.shape[0], *task.cell.state_shape)
-    return _solution(chosen, found.final.reshape(shape), found.progress, (found.last, found.states))
+    computed = (found.others, found.final)
+    parts = (found.last, found)
+    return _solution(chosen, found.final.reshape(shape), found.progress, parts, computed)
 
 
 def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """Solve by PyTorch operations."""
-    outcome = None
+    progress: HostProgress | None = HostProgress()
     if chosen.scan and hasattr(task.cell, "through"):
         return _through(task, config, chosen)
     if chosen.scan and task.differentiated:
@@ -328,31 +294,50 @@ def _eager(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     elif chosen.loop:
         states = sequential_states(task)
     else:
-        states, outcome = _parallel(task, config, chosen.chunk_length, chosen.warmup)
+        asked = told(config, chosen.chunk_length, chosen.warmup)
+        asked = asked._replace(cap=min(asked.cap, chosen.cap or asked.cap))
+        states, progress = parallel(task, asked)
     final = states[:, -1].clone() if states.shape[1] else task.h0
     rounded = states.to(task.u.dtype)
     read = has_spec(task.cell) and task.cell.spec.readout is not None
     output = output_of(task.cell, states if read else rounded, task.u)
-    return _solution(chosen, final, _progress(outcome), (output, lambda: rounded))
+    parts = (output, Kept(rounded))
+    return _solution(chosen, final, progress, parts, (rounded, final))
 
 
 def _through(task: Task, config: NewtonConfig, chosen: Choice) -> Solution:
     """A layer's output without its states, which are solved for when they are asked for."""
     output, final = task.cell.through(task.u, task.start, resets=task.resets, dt=task.dt)
+    later = Later(task, told(config, 0, config.warmup or 0), task.versions)
+    return _solution(chosen, final, HostProgress(), (output, later), (final,))
 
-    @functools.cache
-    def states() -> Tensor:
-        length, warmup = chunk_length(task.u.shape[1], final.numel(), task.u.device.type)
-        return _parallel(task, config, length, warmup)[0].to(task.u.dtype)
 
-    return _solution(chosen, final, HostProgress(), (output, states))
+@dataclasses.dataclass(frozen=True)
+class Later:
+    """States that are solved for when they are read."""
+
+    task: Task
+    asked: Told
+    versions: tuple[int, ...]
+
+    def __call__(self) -> Tensor:
+        if self.task.versions != self.versions:
+            raise RuntimeError(
+                "got parameters or inputs that were changed since this solve, and its states had not "
+                "been computed; read states before that, or solve again."
+            )
+        return parallel(self.task, self.asked)[0].to(self.task.u.dtype)
+
+    def detached(self) -> Later:
+        return Later(self.task.detached(), self.asked, self.versions)
 
 
 def _solution(
     chosen: Choice,
     final: Tensor,
     progress: Progress | None,
-    parts: tuple[Tensor, Callable[[], Tensor]],
+    parts: tuple[Tensor, States],
+    computed: tuple[Tensor, ...],
 ) -> Solution:
     return Solution(
         final_state=final,
@@ -364,47 +349,8 @@ def _solution(
         reason=chosen.reason,
         progress=progress,
         parts=parts,
+        computed=tuple(t.detach() for t in computed),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class HostProgress:
-    """How an eager solve went."""
-
-    converged: bool = True
-    iterations: int = 0
-    passes: float = 1.0
-    residual_history: tuple[float, ...] = (0.0,)
-    fallback: bool = False
-
-    @property
-    def residual(self) -> float:
-        return self.residual_history[-1]
-
-
-def _progress(outcome: Outcome | None) -> HostProgress:
-    if outcome is None:
-        return HostProgress()
-    return HostProgress(
-        outcome.converged,
-        outcome.iterations,
-        outcome.passes,
-        tuple(outcome.history),
-        outcome.fallback,
-    )
-
-
-def _report_divergence(solution: Solution, config: NewtonConfig) -> None:
-    history = ", ".join(f"{r:.1e}" for r in solution.residual_history)
-    message = (
-        f"{solution.method} solve ended after {solution.iterations} iterations with residual "
-        f"{solution.residual:.1e}, above its tolerance; residuals: {history}. Raise max_iters, "
-        "leave it unset to iterate until converged, or bound the recurrent weights."
-    )
-    if config.on_divergence == "raise":
-        raise NewtonDivergenceError(message, solution.residual_history)
-    if config.on_divergence in ("auto", "warn"):
-        warnings.warn(message, NewtonWarning, stacklevel=4)
 
 
 def newton_apply(

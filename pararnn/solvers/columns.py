@@ -2,7 +2,8 @@
 
 A rotation of a plane, or rounds of them in a block, is cheap to apply and dear to write down. So a
 chunk's operator is found by walking the S unit states of a channel along with the state itself;
-nothing of S×S numbers is formed for a single step.
+nothing of S×S numbers is formed for a single step. What the products have found is checked, as in
+:mod:`pararnn.scan.chunks`: a chunk that does not start where the one before ends is walked again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from .._checks import readable
+from ..scan.chunks import ROUNDOFFS, chained, differing, neighbours, per_state
 
 Act = Callable[[tuple[Tensor, ...], Tensor], Tensor]
 DIRECT = 32  # at most this many steps are walked directly
@@ -40,7 +44,7 @@ def column_scan(
     x0
         State before the first step (``reverse``: after the last), ``(B, S, *axes)``.
     resets
-        ``(B, T)`` bool or None; where set, ``A_t`` is zero.
+        ``(B, T)`` bool or None; where set, the state before the step is zero.
     axes
         Number of axes behind the slots.
     out
@@ -76,30 +80,63 @@ def column_scan(
         columns.select(-axes - 2, slots).add_(b[:, :, t])
     product, end = columns.split([slots, 1], -axes - 2)
     end = end.squeeze(-axes - 2)
-    starts, x = [], x0
+    cut = None if mask is None else mask.any(2)
+    ends, x = [], x0
     for i in range(count - 1, -1, -1) if reverse else range(count):
-        starts.append(x)
-        x = (product[:, i] * x.unsqueeze(-axes - 1)).sum(-axes - 2) + end[:, i]
-    x = torch.stack(starts[::-1] if reverse else starts, 1)
+        moved = (product[:, i] * x.unsqueeze(-axes - 1)).sum(-axes - 2)
+        x = (moved if cut is None else _kept(moved, cut, i)) + end[:, i]
+        ends.append(x)
+    starts = chained(torch.stack(ends[::-1] if reverse else ends, 1), x0, reverse)
+    x = starts
     for t in order:
         x = act(tuple(c[:, :, t] for c in coefficients), _kept(x, mask, t))
         x = torch.add(x, b[:, :, t], out=target[:, :, t])
-    for row in _overflown(columns, coefficients, b):
-        local = tuple(c[row].flatten(1, 2) for c in coefficients)
-        every = None if mask is None else mask[row].flatten(1, 2)
-        _walk(act, local, b[row].flatten(1, 2), x0[row], every, reverse, out[row, body])
+    if readable(b):
+        _settle(act, coefficients, b, starts, mask, axes, reverse, target)
     return out
 
 
-def _overflown(columns: Tensor, coefficients: tuple[Tensor, ...], b: Tensor) -> list[slice]:
-    """Rows where a product over a chunk is not finite though all that was given is: their states may
-    be. Rows with a NaN are none of them. Only the CPU looks."""
-    if b.device.type != "cpu" or bool(columns.isfinite().all()):
-        return []
-    bad = ~columns.isfinite().flatten(1).all(1)
-    for given in (*coefficients, b):
-        bad &= given.isfinite().flatten(1).all(1)
-    return [slice(i, i + 1) for i in bad.nonzero().flatten().tolist()]
+def _settle(
+    act: Act,
+    coefficients: tuple[Tensor, ...],
+    b: Tensor,
+    starts: Tensor,
+    resets: Tensor | None,
+    axes: int,
+    reverse: bool,
+    states: Tensor,
+) -> None:
+    """Walk chunks again, in place, where their start is not the end of the chunk before, row by row.
+    A block counts as one: what differs counts relative to its largest state and input."""
+    if not b.numel():
+        return
+    count, steps = b.shape[1:3]
+    last, slots = 0 if reverse else -1, -axes - 1
+    terms = torch.maximum(states[:, :, last].abs(), b[:, :, last].abs()).amax(slots, keepdim=True)
+    limit = ROUNDOFFS * steps * b.shape[slots]
+    before, after = neighbours(reverse)
+    wrong = differing(states[:, before, last], starts[:, after], terms[:, before], limit)
+    if wrong is None:
+        return
+    wrong = wrong.flatten(2).any(2)
+    for edge in reversed(range(count - 1)) if reverse else range(count - 1):
+        rows = wrong[:, edge].nonzero().flatten()
+        if not len(rows):
+            continue
+        ended, chunk, following = (
+            (edge + 1, edge, edge - 1) if reverse else (edge, edge + 1, edge + 1)
+        )
+        local = tuple(c[rows, chunk] for c in coefficients)
+        given, marks = b[rows, chunk], None if resets is None else resets[rows, chunk]
+        walked = torch.empty_like(given)
+        _walk(act, local, given, states[rows, ended, last], marks, reverse, walked)
+        states[rows, chunk] = walked
+        if 0 <= following < count - 1:
+            end, given = walked[:, last], given[:, last]
+            terms = torch.maximum(end.abs(), given.abs()).amax(slots, keepdim=True)
+            next_ = starts[rows, chunk - 1 if reverse else chunk + 1]
+            missed = differing(end, next_, terms, limit)
+            wrong[rows, following] = False if missed is None else missed.flatten(1).any(1)
 
 
 def _walk(
@@ -123,5 +160,4 @@ def _kept(x: Tensor, resets: Tensor | None, t: int) -> Tensor:
     """``x`` with zero where step ``t`` restarts. The mask has time last."""
     if resets is None:
         return x
-    mask = resets[..., t]
-    return torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), 0.0, x)
+    return torch.where(per_state(resets[..., t], x), 0.0, x)

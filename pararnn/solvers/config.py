@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from .. import _checks as checks
 
 JACOBIANS = ("auto", "exact", "quasi", "none")
 BACKENDS = ("auto", "eager", "fused")
@@ -48,7 +49,8 @@ class NewtonConfig:
         the tolerance is met.
     tol
         Largest mismatch between the end of a chunk and the start of the next, relative to
-        ``max(1, |state|)``. None: 5e-7 for float32 states, 2e-14 for float64, a few roundings.
+        the trajectory: to the state, or to the largest one that its lane has had since a reset
+        (which counts 1 at most). None: 5e-7 for float32 states, 2e-14 for float64, a few roundings.
     jacobian
         Operator of the correction: ``'exact'`` chunk Jacobians, ``'quasi'`` (diagonal, or
         row-averaged for a matrix state), ``'none'`` (Picard), or ``'auto'``: none in the first
@@ -72,8 +74,8 @@ class NewtonConfig:
 
     Raises
     ------
-    ValueError
-        If a value is out of its range, naming it.
+    TypeError, ValueError
+        If a value is of a wrong type or out of its range, naming it.
     """
 
     chunk_length: int | None = None
@@ -88,27 +90,26 @@ class NewtonConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("chunk_length", 1), ("max_iters", 0), ("warmup", 1)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"{name}: got {value!r}, expected an integer or None.")
-            if value is not None and value < least:
-                raise ValueError(f"{name}: got {value}, expected an integer ≥ {least} or None.")
-        cap = self.iteration_cap
-        if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
-            raise ValueError(f"iteration_cap: got {self.iteration_cap!r}, expected an integer ≥ 1.")
-        if self.tol is not None and (
-            isinstance(self.tol, bool)
-            or not isinstance(self.tol, int | float)
-            or not 0 < self.tol < 1
-        ):
-            raise ValueError(f"tol: got {self.tol!r}, expected a number between 0 and 1, or None.")
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), least, f"an integer ≥ {least} or None")
+        checks.whole("iteration_cap", self.iteration_cap, 1)
+        if self.tol is not None:
+            wanted = "a number between 0 and 1, or None"
+            if isinstance(self.tol, bool) or not isinstance(self.tol, int | float):
+                raise TypeError(f"tol: got {self.tol!r}, expected {wanted}.")
+            if not 0 < self.tol < 1:
+                raise ValueError(f"tol: got {self.tol!r}, expected {wanted}.")
+        checks.flag("certify", self.certify)
         for name, allowed in (
             ("jacobian", JACOBIANS),
             ("on_divergence", ON_DIVERGENCE),
             ("backend", BACKENDS),
         ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected one of {allowed}.")
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"{name}: got {value!r}, expected one of {allowed}.")
+            if value not in allowed:
+                raise ValueError(f"{name}: got {value!r}, expected one of {allowed}.")
 
 
 class Progress(Protocol):
@@ -129,11 +130,61 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
+class HostProgress:
+    """How an eager solve went."""
+
+    converged: bool = True
+    iterations: int = 0
+    passes: float = 1.0
+    residual_history: tuple[float, ...] = (0.0,)
+    fallback: bool = False
+
+    @property
+    def residual(self) -> float:
+        return self.residual_history[-1]
+
+
+class States(Protocol):
+    """Where a solution has its states from, when they are read."""
+
+    def __call__(self) -> Tensor: ...
+    def detached(self) -> States:
+        """The same without an autograd graph, nor anything that leads to one."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """States that are there."""
+
+    states: Tensor
+
+    def __call__(self) -> Tensor:
+        return self.states
+
+    def detached(self) -> Kept:
+        return Kept(self.states.detach())
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """States that cannot be had any more, and why."""
+
+    reason: str
+
+    def __call__(self) -> Tensor:
+        raise RuntimeError(self.reason)
+
+    def detached(self) -> Dropped:
+        return self
+
+
+@dataclass(frozen=True)
 class Solution:
     """States of a sequence, and how they were reached.
 
     After a fused solve, ``converged`` to ``fallback`` and ``states`` of several slots are computed
-    when they are read, and reading one of the former waits for the device.
+    when they are read, and reading one of the former waits for the device. Pickles and deep copies
+    are :meth:`detached`, with states.
 
     Attributes
     ----------
@@ -145,14 +196,16 @@ class Solution:
     final_state : Tensor
         ``(B, *state_shape)`` in the state's dtype (at least float32), to continue from.
     converged : bool
-        Whether the largest mismatch is within the tolerance (True after a sequential fallback).
+        Whether the largest mismatch is within the tolerance (True after a sequential fallback), and
+        all states are finite.
     iterations : int
         Corrections of the chunk starts that were made.
     passes : float
         Walks over the data, verifying and warm-up passes included (a warm-up counts as the
         fraction of the data that it reads).
     residual : float
-        Largest mismatch at the end; ``residual_history`` has that of every pass.
+        Largest mismatch at the end, infinite if a state is not finite; ``residual_history`` has that
+        of every pass.
     fallback : bool
         Whether some chunks had to be run sequentially.
     error_bound : float or None
@@ -175,13 +228,14 @@ class Solution:
     path: str
     reason: str
     progress: Progress | None = field(repr=False)
-    parts: tuple[Tensor, Callable[[], Tensor]] = field(repr=False)
+    parts: tuple[Tensor, States] = field(repr=False)
+    computed: tuple[Tensor, ...] = field(default=(), repr=False)  # what must be finite, detached
 
     def __repr__(self) -> str:
         """What ran and how it went. On a GPU it waits for the device, as printing a tensor does."""
         ran = f"{self.method} of {self.chunks} × {self.chunk_length} steps, {self.path}"
         if self.progress is None:
-            went = "no report inside torch.compile"
+            went = "no report"
         else:
             went = (
                 f"converged={self.converged}, iterations={self.iterations}, "
@@ -202,13 +256,19 @@ class Solution:
     def _progress(self) -> Progress:
         if self.progress is None:
             raise RuntimeError(
-                "got no report of a solve inside torch.compile; read it from a solve outside."
+                "got no report of a solve inside torch.compile or torch.export, or on meta tensors; "
+                "read it from a solve outside, on tensors that have numbers."
             )
         return self.progress
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether all numbers that were computed are finite. Reading it waits for the device."""
+        return all(bool(t.isfinite().all()) for t in (self.output.detach(), *self.computed))
+
     @property
     def converged(self) -> bool:
-        return self._progress().converged
+        return self._progress().converged and self.finite
 
     @property
     def iterations(self) -> int:
@@ -220,19 +280,32 @@ class Solution:
 
     @property
     def residual(self) -> float:
-        return self._progress().residual
+        return self._progress().residual if self.finite else torch.inf
 
     @property
     def residual_history(self) -> tuple[float, ...]:
-        return self._progress().residual_history
+        history = self._progress().residual_history
+        return history if self.finite else (*history[:-1], torch.inf)
 
     @property
     def fallback(self) -> bool:
         return self._progress().fallback
 
     def detached(self) -> Solution:
-        """The same report with tensors that hold no autograd graph."""
-        output, states = self.parts[0].detach(), self.parts[1]
-        return replace(
-            self, final_state=self.final_state.detach(), parts=(output, lambda: states().detach())
-        )
+        """The same report with tensors that hold no autograd graph, nor anything that leads to
+        one."""
+        output, states = self.parts
+        parts = output.detach(), states.detached()
+        return replace(self, final_state=self.final_state.detach(), parts=parts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """That of the :meth:`detached` report, with states, or why there are none any more."""
+        try:
+            states: States = Kept(self.states.detach())
+        except RuntimeError as error:
+            states = Dropped(str(error))
+        found = self.detached()
+        return found.__dict__ | {"parts": (found.output, states)}
+
+    def __copy__(self) -> Solution:
+        return replace(self)

@@ -50,6 +50,68 @@ def machine(device: str) -> Machine:
     return Machine(overhead=800_000, grain=1, processors=1)
 
 
+AUTODIFF = 4
+"""A Jacobian product by automatic differentiation, to a step: it runs the step and its derivative,
+through the transforms of ``torch.func``."""
+RECORDED = 2
+"""The backward pass of a step that autograd recorded, to the step."""
+OWN_CAP = 4
+"""Corrections that ``auto`` lets a module without a Spec have, at most: a step that forgets needs one
+or two, and one that does not is better run in the order of time."""
+SLACK = 1.5
+"""The slowest that ``auto`` may be, to the loop, whatever the numbers turn out to be."""
+
+
+def own_chunk_length(
+    total: int, batch: int, size: int, device: str, recorded: bool, dense: bool
+) -> int:
+    """Chunk length for a module without a Spec, whose derivatives are taken by automatic
+    differentiation; ``total`` where its loop is cheaper, or may be.
+
+    Nothing is known of how well such a step forgets. So chunks are taken only where their worst case,
+    :data:`OWN_CAP` corrections and then all steps in the order of time, is within :data:`SLACK` of
+    the loop.
+
+    Parameters
+    ----------
+    total, batch, size
+        Steps, samples and numbers of one sample's state.
+    recorded
+        Whether there will be a backward pass.
+    dense
+        Whether Jacobians ``(n, n)`` are formed; else a correction is a pass alone, and the adjoint
+        has no bound but the loop.
+    """
+    return _own_chunk_length(total, batch, size, machine(device), recorded, dense)
+
+
+@lru_cache(maxsize=1024)
+def _own_chunk_length(
+    total: int, batch: int, size: int, device: Machine, recorded: bool, dense: bool
+) -> int:
+    if (recorded and not dense) or not batch * size:
+        return max(total, 1)
+    numbers, columns = batch * size, size if dense else 0
+    loop = total * device.step(numbers) * (1 + RECORDED * recorded)
+    backward = 0.0
+    if recorded:  # all Jacobians at once, a scan over them, and the gradients of all steps
+        backward = AUTODIFF * (device.overhead + size * total * numbers) + size * total * numbers
+        backward += AUTODIFF * device.step(total * numbers)
+    best, least = max(total, 1), loop
+    chunks = 2.0
+    while total / chunks >= WARMUP:
+        length = -(-total // round(chunks))
+        many = numbers * (total / length)
+        walk = length * device.step(many)
+        product = length * AUTODIFF * device.step(many * columns) if columns else 0.0
+        usual = (1 + WARMUP / length) * walk + backward
+        worst = usual + OWN_CAP * (walk + product) + AUTODIFF / 2 * total * device.step(numbers)
+        if worst <= SLACK * loop and usual < least:
+            best, least = length, usual
+        chunks *= 1.25
+    return best
+
+
 def chunk_length(total: int, numbers: int, device: str) -> tuple[int, int]:
     """Chunk length and warm-up for ``total`` steps on ``numbers = B × state size``.
 

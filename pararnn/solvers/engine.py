@@ -40,11 +40,18 @@ class Walker(Protocol):
 
     def algebra(self, kind: str) -> Algebra | None: ...
 
+    def cuts(self) -> Tensor | None:
+        """Chunks ``(B, P)`` whose end does not depend on their start; None if there are none."""
+
     def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
         """Solution of ``e_p = J_p e_{p−1} + m_p`` without operators, or None to use them."""
 
     def project(self, starts: Tensor) -> Tensor:
         """Starts moved into the invariant box."""
+
+    def sizes(self, first: Tensor) -> Tensor:
+        """What mismatches at the chunk ends count relative to, where the states there are smaller,
+        after a walk from the ``first`` state; see :mod:`~pararnn.solvers.scale`."""
 
 
 @dataclass
@@ -52,7 +59,6 @@ class Plan:
     """What the engine has been told; see :class:`~pararnn.solvers.config.NewtonConfig`."""
 
     tol: float
-    scale: float | Tensor  # mismatches count relative to max(scale, |state|)
     warmup: int
     first_kind: str  # operator of the first pass
     later_kind: str  # and of the following ones, if that was not enough
@@ -72,16 +78,14 @@ class Outcome:
     iterate: Tensor  # the corrected chunk ends; for chunks of one step, the Newton iterate
 
 
-def mismatch_of(
-    ends: Tensor, starts: Tensor, scale: float | Tensor, dims: int
-) -> tuple[Tensor, Tensor]:
-    """Difference of two states and its size relative to ``max(scale, |end|)``, per (row, chunk).
+def mismatch_of(ends: Tensor, starts: Tensor, sizes: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+    """Difference of two states and its size relative to ``max(sizes, |end|)``, per (row, chunk).
 
     Equal infinities and two NaNs agree; anything else that is not finite disagrees infinitely.
     """
     same = (ends == starts) | (ends.isnan() & starts.isnan())
     difference = torch.where(same, torch.zeros_like(ends), ends - starts)
-    relative = difference.abs() / ends.abs().clamp_min(scale)
+    relative = difference.abs() / torch.maximum(ends.abs(), sizes)
     relative = torch.where(same, torch.zeros_like(relative), relative)
     relative = torch.where(relative.isnan(), torch.full_like(relative, torch.inf), relative)
     return difference, relative.flatten(-dims).amax(-1) if dims else relative
@@ -104,12 +108,12 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
     while True:
         ends, op = walker.walk(starts, write=True, kind=kind)
         passes += 1
-        difference, relative = mismatch_of(ends, iterate, plan.scale, dims)
+        difference, relative = mismatch_of(ends, iterate, walker.sizes(first), dims)
         if not single:  # nothing starts at the end of the last chunk
             difference[:, -1], relative[:, -1] = 0, 0
         residual = float(relative.max()) if relative.numel() else 0.0
         history.append(residual)
-        agreed = (relative <= plan.tol).cumprod(1).bool()
+        agreed = _agreed(relative <= plan.tol, walker.cuts())
         if (not pinned and bool(agreed.all())) or iterations == limit:
             break
         if op is None and kind != plan.later_kind:
@@ -130,6 +134,15 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
     history.append(float(relative[agreed].max()) if bool(agreed.any()) else 0.0)
     ends, share = _sequential_rest(walker, starts, ends, agreed, dims)
     return Outcome(iterations, passes + share, history, True, True, ends, ends)
+
+
+def _agreed(close: Tensor, cuts: Tensor | None) -> Tensor:
+    """Chunks ``(B, P)`` that are right with all before them, back to the last one that was cut off:
+    what comes before a reset is nothing to what comes after."""
+    if cuts is None:
+        return close.cumprod(1).bool()
+    apart = (~close).float()
+    return affine_scan(torch.ones_like(apart), apart, resets=cuts) == 0
 
 
 def _guess(walker: Walker, first: Tensor, warmup: int) -> tuple[Tensor, float]:
@@ -163,7 +176,7 @@ def _corrected(
     difference = difference.masked_fill(held, 0)
     shift = walker.correct(difference, starts) if kind == "factorized" else None
     if shift is None and op is not None:
-        shift = affine_scan(op, difference, algebra=walker.algebra(kind))
+        shift = affine_scan(op, difference, algebra=walker.algebra(kind), resets=walker.cuts())
     if shift is None:
         return walker.project(ends)
     corrected = ends + (shift - difference)

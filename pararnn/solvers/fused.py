@@ -116,7 +116,7 @@ class FusedStates:
     final: Tensor
     progress: DeviceProgress | None
 
-    def states(self) -> Tensor:
+    def __call__(self) -> Tensor:
         """All slots, ``(B, T, D)`` or ``(B, T, S, D)``, in the dtype of the drives."""
         if self.final.shape[1] == 1:
             return self.last
@@ -124,3 +124,8 @@ class FusedStates:
         if self.others.shape[2] == 0:
             return shown
         return torch.cat([self.others.to(self.last.dtype), shown], 2)
+
+    def detached(self) -> FusedStates:
+        """The same without an autograd graph."""
+        last, others, final = (t.detach() for t in (self.last, self.others, self.final))
+        return FusedStates(last, others, final, self.progress)

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from .._checks import full_precision
+from .._precision import exactly
 from ..scan import Algebra, Block, Diagonal, Flat, Left, affine_scan
+from ..scan.autograd import doubtful, reached
 from .columns import column_scan
 from .config import TOLERANCE
 from .cost import chunk_length
@@ -27,6 +29,7 @@ from .partition import Partition
 from .walkers import Dynamics, LinearWalker, cut
 
 MakeDynamics = Callable[[tuple[Tensor, ...]], Dynamics]
+Solver = Callable[[Dynamics, Tensor, Tensor], Tensor]
 LINEAR_CAP = 64
 GROUP = 1 << 19
 """Numbers of the state whose backward pass the CPU computes at a time, where rows can be taken
@@ -35,10 +38,9 @@ apart: intermediates then stay in cache, and memory does not grow with the batch
 
 @dataclass
 class Problem:
-    """A recurrence, and how to solve it forwards."""
+    """A recurrence. It outlives its solve, in what autograd keeps, so it holds no states."""
 
     make: MakeDynamics
-    forward: Callable[[Dynamics, Tensor, Tensor], Tensor]
     resets: Tensor | None
 
     def rows(self, rows: slice) -> Problem:
@@ -56,6 +58,19 @@ class Problem:
     def restarted(self, before: Tensor) -> Tensor:
         """States before every step, with zero where a reset restarts them."""
         return cut(before, self.resets)
+
+
+def silent(problem: Problem, states: Tensor, u: Tensor, h0: Tensor, g: Tensor) -> Tensor | None:
+    """Steps ``(B, T)`` with numbers that are not finite and that no cotangent reaches, such as those
+    before a reset: a product with a cotangent of zero would make a NaN of them. None if there are
+    none."""
+    if not doubtful(states, u, h0):
+        return None
+    with torch.no_grad():
+        before = problem.previous(states, h0).flatten(2)
+        finite = before.isfinite().all(2) & u.isfinite().all(2)
+        idle = ~reached((g != 0).flatten(2).any(2), problem.resets, reverse=True)
+        return idle & ~finite
 
 
 def formed(dynamics: Dynamics) -> bool:
@@ -95,20 +110,15 @@ class Linearization:
                 arguments = (act, self.coefficients, b, x0, self.resets)
                 return column_scan(*arguments, axes=algebra.axes, reverse=reverse, out=out)
             op = self.dynamics.operator(self.coefficients, "exact", self.before)
-            op = cut(op, self.resets)
             op = algebra.transpose(op) if reverse else op
-            return affine_scan(op, b, x0, algebra=algebra, reverse=reverse, out=out)
+            return affine_scan(
+                op, b, x0, algebra=algebra, resets=self.resets, reverse=reverse, out=out
+            )
         length, warmup = chunk_length(b.shape[1], x0.numel(), b.device.type)
         partition = Partition(b.shape[1], length, reverse)
         walker = LinearWalker(self.dynamics, self.coefficients, b, self.resets, partition, out)
-        largest = torch.maximum(b.flatten(1).abs().amax(1), x0.flatten(1).abs().amax(1))
-        scale = largest.clamp_min(torch.finfo(b.dtype).tiny).reshape(-1, 1, *(1,) * (x0.ndim - 1))
         kind = self.dynamics.cheap_kind
-        run(
-            walker,
-            x0,
-            Plan(TOLERANCE[b.dtype], scale, warmup, "none", kind, None, LINEAR_CAP, True),
-        )
+        run(walker, x0, Plan(TOLERANCE[b.dtype], warmup, "none", kind, None, LINEAR_CAP, True))
         return out
 
 
@@ -136,36 +146,35 @@ def _first_cotangent(
 
 
 class Solve(torch.autograd.Function):
-    """``(u, h0, *parameters) → states``, differentiable twice."""
+    """``(u, h0, *parameters) → states`` by ``solver(dynamics, u, h0)``, differentiable twice. The
+    solver is not kept."""
 
     @staticmethod
-    def forward(ctx: Any, problem: Problem, u: Tensor, h0: Tensor, *params: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, problem: Problem, solver: Solver, u: Tensor, h0: Tensor, *params: Tensor
+    ) -> Tensor:
         with full_precision(u.device):
-            states = problem.forward(problem.make(params), u, h0)
+            states = solver(problem.make(params), u, h0)
         ctx.problem = problem
         ctx.save_for_backward(u, h0, states, *params)
         return states
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        with full_precision(g.device):
-            return Solve._backward(ctx, g)
-
-    @staticmethod
-    def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         u, h0, states, *params = ctx.saved_tensors
         problem: Problem = ctx.problem
         dynamics = problem.make(tuple(params))
         if u.shape[1] == 0:
-            return None, torch.zeros_like(u), torch.zeros_like(h0), *(None for _ in params)
+            return None, None, *(torch.zeros_like(t) for t in (u, h0, *params))
         if torch.is_grad_enabled():
             u_bar, h0_bar, grads = differentiable_gradients(
                 problem, dynamics, states, u, h0, g, tuple(params)
             )
         else:
-            u_bar, h0_bar, grads = first_order(problem, dynamics, states, u, h0, g)
+            with full_precision(g.device):
+                u_bar, h0_bar, grads = first_order(problem, dynamics, states, u, h0, g)
         cast = (None if g is None else g.to(p.dtype) for g, p in zip(grads, params, strict=True))
-        return None, u_bar, h0_bar, *cast
+        return None, None, u_bar, h0_bar, *cast
 
 
 def differentiable_gradients(
@@ -178,18 +187,30 @@ def differentiable_gradients(
     params: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
     """Cotangents of ``u``, of ``h0`` and of the parameters, which can be differentiated again."""
-    before = problem.previous(states, h0)
-    cotangents = AdjointSolve.apply(problem, g, before, u, *params)
-    values = dynamics.linearization(before, u)
-    u_bar, grads = dynamics.gradients(values, before, u, cotangents)
-    first = _first_cotangent(problem, dynamics, before[:, :1], u[:, :1], cotangents[:, :1])
-    return u_bar, first, list(grads)
+    skipped = silent(problem, states, u, h0, g)
+    before, u = cut(problem.previous(states, h0), skipped), cut(u, skipped)
+    known: list[bool] = []  # which parameters have a cotangent
+
+    def run(g: Tensor, before: Tensor, u: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        dynamics = problem.make(params)
+        cotangents = AdjointSolve.apply(problem, g, before, u, *params)
+        values = dynamics.linearization(before, u)
+        u_bar, grads = dynamics.gradients(values, before, u, cotangents)
+        first = _first_cotangent(problem, dynamics, before[:, :1], u[:, :1], cotangents[:, :1])
+        known[:] = [grad is not None for grad in grads]
+        return u_bar, first, *(grad for grad in grads if grad is not None)
+
+    u_bar, first, *grads = exactly(run, u.device, g, before, u, *params)
+    each = iter(grads)
+    return u_bar, first, [next(each) if there else None for there in known]
 
 
 def first_order(
     problem: Problem, dynamics: Dynamics, states: Tensor, u: Tensor, h0: Tensor, g: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
     """Cotangents of ``u``, of ``h0`` and of the parameters, some rows at a time."""
+    skipped = silent(problem, states, u, h0, g)
+    u = cut(u, skipped)
     u_bar = torch.empty_like(u, memory_format=torch.contiguous_format)
     first = []
     totals: list[Tensor | None] = [None] * len(dynamics.raw_params)
@@ -200,6 +221,7 @@ def first_order(
         rows = slice(i, i + size)
         part = problem.rows(rows)
         before, drive = part.previous(states[rows], h0[rows]), u[rows]
+        before = before if skipped is None else cut(before, skipped[rows])
         values = dynamics.linearization(before, drive)
         linear = Linearization(dynamics, values[: dynamics.n_state], before, part.resets)
         cotangents = _adjoint(linear, g[rows])
@@ -207,7 +229,8 @@ def first_order(
         totals = [_plus(a, b) for a, b in zip(totals, grads, strict=True)]
         first.append(cotangents[:, :1])
     cotangents = torch.cat(first) if first else g[:, :1]
-    h0_bar = _first_cotangent(problem, dynamics, problem.first(h0), u[:, :1], cotangents)
+    before = cut(problem.first(h0), None if skipped is None else skipped[:, :1])
+    h0_bar = _first_cotangent(problem, dynamics, before, u[:, :1], cotangents)
     return u_bar, h0_bar, totals
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .._checks import full_precision, state_dtype
+from .._checks import full_precision
 from .._operators import LIBRARY, Operator
 from ..scan import affine_scan
 from ..scan.autograd import scan
@@ -25,7 +25,6 @@ from .dynamics import SpecDynamics, pack
 from .implicit import GROUP, Problem, differentiable_gradients, first_order
 from .operators import spec_of
 from .task import Task
-from .walkers import cut
 
 
 def scannable(spec: Spec) -> bool:
@@ -45,8 +44,8 @@ def linear_states(
         return column_scan(
             dynamics.tangent, coefficients, b, h0, resets, axes=axes, reverse=False, out=out
         )
-    a = cut(dynamics.operator(coefficients, "exact", b), resets)
-    return affine_scan(a, b, h0, out=out)
+    a = dynamics.operator(coefficients, "exact", b)
+    return affine_scan(a, b, h0, resets=resets, out=out)
 
 
 def transformable_states(task: Task) -> Tensor:
@@ -55,11 +54,12 @@ def transformable_states(task: Task) -> Tensor:
     with full_precision(task.u.device):
         dynamics = cast(SpecDynamics, task.make(task.params))
         coefficients, b = dynamics.affine(task.inputs)
-        op = cut(dynamics.operator(coefficients, "exact", b), task.resets)
+        op = dynamics.operator(coefficients, "exact", b)
         if not dynamics.several:
-            return scan(op, b, task.h0)
+            return scan(op, b, task.h0, resets=task.resets)
         axes = task.cell.state_shape[1:]
-        states = scan(op.flatten(4), b.flatten(3), task.h0.flatten(2), "block")
+        given = op.flatten(4), b.flatten(3), task.h0.flatten(2)
+        states = scan(*given, "block", resets=task.resets)
         return states.unflatten(-1, axes)
 
 
@@ -90,12 +90,15 @@ class Call(NamedTuple):
 
     @property
     def named_sizes(self) -> dict[str, int]:
-        return dict(zip(self.spec.axes, self.sizes, strict=True))
+        """Sizes by axis; after those of the axes, the number of heads if there are any."""
+        return dict(zip((*self.spec.axes, "heads"), self.sizes, strict=False))
 
     @property
     def state(self) -> torch.dtype:
-        """Dtype of states."""
-        return state_dtype(self.u.dtype)
+        """Dtype of states: drives may be narrower than the parameters, under autocast."""
+        given = (self.u, self.h0, *self.params)
+        wide = any(t is not None and t.dtype == torch.float64 for t in given)
+        return torch.float64 if wide else torch.float32
 
     def make(self, params: Sequence[Tensor]) -> SpecDynamics:
         return SpecDynamics(self.spec, self.named_sizes, params, self.state)
@@ -123,7 +126,7 @@ class Call(NamedTuple):
         return u_bar.contiguous(), dt_bar.contiguous(), h0_bar, weights
 
 
-_CALL = "str spec, int[] sizes, Tensor u, Tensor? dt, Tensor? h0, Tensor? resets, Tensor[] params"
+CALL = "str spec, int[] sizes, Tensor u, Tensor? dt, Tensor? h0, Tensor? resets, Tensor[] params"
 
 
 def _forward(*given: Any) -> Tensor:
@@ -138,26 +141,29 @@ def _forward(*given: Any) -> Tensor:
     return out
 
 
-def _empty(*given: Any) -> Tensor:
+def empty_states(*given: Any) -> Tensor:
+    """Room for all states."""
     call = Call(*given)
     shape = call.spec.state_shape(call.named_sizes)
     return call.u.new_empty(*call.u.shape[:2], *shape, dtype=call.state)
 
 
-def _gradients(
+def gradients(
     arguments: Sequence[Any],
     kept: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     needs: dict[str, bool],
 ) -> dict[str, Any]:
+    """Cotangents of the arguments of a call, from all its states and their cotangents."""
     call, (states,), (grad,) = Call(*arguments), kept, grads
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        dynamics, packed, start = call.prepared()
-        problem = Problem(call.make, lambda *_: states, call.resets)
-        found = differentiable_gradients(
-            problem, dynamics, states, packed, start, cast(Tensor, grad), tuple(call.params)
-        )
-        bars = call.cotangents(*found)
+        with full_precision(call.u.device):
+            dynamics, packed, start = call.prepared()
+            problem = Problem(call.make, call.resets)
+            found = differentiable_gradients(
+                problem, dynamics, states, packed, start, cast(Tensor, grad), tuple(call.params)
+            )
+            bars = call.cotangents(*found)
     else:
         bars = linear_backward(*call, states, grad)
     u_bar, dt_bar, h0_bar, weights = bars
@@ -170,11 +176,11 @@ def _gradients(
 
 
 linear = Operator(
-    f"linear({_CALL}) -> Tensor",
+    f"linear({CALL}) -> Tensor",
     _forward,
-    _empty,
+    empty_states,
     keys=("CompositeExplicitAutograd",),
-    gradients=_gradients,
+    gradients=gradients,
     kept=(0,),
 )
 
@@ -187,7 +193,7 @@ def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
             u_bar, dt_bar, h0_bar, bars = _empty_back(*given)
             return u_bar, dt_bar.zero_(), h0_bar.zero_(), [g.zero_() for g in bars]
         dynamics, packed, start = call.prepared()
-        problem = Problem(call.make, lambda *_: states, call.resets)
+        problem = Problem(call.make, call.resets)
         found = first_order(problem, dynamics, states, packed, start, grad)
         u_bar, gaps, h0_bar, weights = call.cotangents(*found)
     dt_bar = call.u.new_zeros(0) if gaps is None else gaps
@@ -209,7 +215,7 @@ def _empty_back(*given: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
 
 
 linear_backward = Operator(
-    f"linear_backward({_CALL}, Tensor states, Tensor grad) -> (Tensor, Tensor, Tensor, Tensor[])",
+    f"linear_backward({CALL}, Tensor states, Tensor grad) -> (Tensor, Tensor, Tensor, Tensor[])",
     _backward,
     _empty_back,
     keys=("CompositeExplicitAutograd",),

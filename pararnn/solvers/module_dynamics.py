@@ -9,6 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ..scan import Algebra, Flat
 from .dynamics import Coefficients
@@ -16,6 +19,10 @@ from .dynamics import Coefficients
 LARGEST_FLAT = 32
 """States of up to this many numbers carry a dense Jacobian of an opaque step: as many JVPs, each
 of all steps at once, are far cheaper than one product a step."""
+
+
+SIDE = 1 << 18
+"""Numbers of the states that one JVP of all steps is for, at most, where it has several columns."""
 
 
 class ModuleDynamics:
@@ -36,14 +43,20 @@ class ModuleDynamics:
         self.size = math.prod(self.state_shape)
         self.n_state = 2  # the linearization point: state and input
         self.bounds: list[tuple[float, float] | None] = [None]
+        own = module.parameters()
+        self.own = all(p is q for p, q in zip(self.params, own, strict=True))
 
     def _call(self, h: Tensor, u: Tensor, params: Sequence[Tensor]) -> Tensor:
         lead = h.shape[: h.ndim - len(self.state_shape)]
         stepper = _StepOf(self.module)
-        values = {f"module.{n}": p for n, p in zip(self.names, params, strict=True)}
         dtype = params[0].dtype if params else u.dtype
-        flat = h.reshape(-1, *self.state_shape).to(dtype)
-        out = functional_call(stepper, values, (flat, u.reshape(-1, *u.shape[len(lead) :])))
+        given = h.reshape(-1, *self.state_shape).to(dtype), u.reshape(-1, *u.shape[len(lead) :])
+        flat = given[0]
+        if self.own and params is self.params:
+            out = stepper(*given)
+        else:
+            values = {f"module.{n}": p for n, p in zip(self.names, params, strict=True)}
+            out = functional_call(stepper, values, given)
         if out.shape != flat.shape:
             raise ValueError(
                 f"{type(self.module).__name__}.step: got a next state of shape {tuple(out.shape)}, "
@@ -85,15 +98,18 @@ class ModuleDynamics:
         return "exact" if self.size <= LARGEST_FLAT else "factorized"
 
     def operator(self, coefficients: Coefficients, kind: str, like: Tensor) -> Tensor:
-        """Dense Jacobians ``(..., n, n)``, one column a JVP."""
+        """Dense Jacobians ``(..., n, n)``: a JVP has as many columns, side by side as samples, as
+        fit into :data:`SIDE` numbers."""
         h, u = coefficients
+        count = max(1, min(self.size, SIDE // max(1, h.numel())))
+        unit = torch.eye(self.size, dtype=h.dtype, device=h.device)
         columns = []
-        for i in range(self.size):
-            unit = torch.zeros(self.size, dtype=h.dtype, device=h.device)
-            unit[i] = 1
-            v = unit.reshape(self.state_shape).expand_as(h)
-            columns.append(self.tangent((h, u), v).flatten(-len(self.state_shape)))
-        return torch.stack(columns, -1)
+        for some in unit.reshape(self.size, *self.state_shape).split(count):
+            v = some.reshape(len(some), *(1,) * (h.ndim - len(self.state_shape)), *self.state_shape)
+            state, inputs = (t.expand(len(some), *t.shape) for t in (h, u))
+            state = state.contiguous()  # forward mode takes no overlapping memory
+            columns.append(self.tangent((state, inputs), v.expand_as(state)))
+        return torch.cat(columns).flatten(-len(self.state_shape)).movedim(0, -1)
 
     def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
         return self.operator((h, u), kind, h)
@@ -124,6 +140,16 @@ class ModuleDynamics:
         return u_bar.copy_(first), tuple(rest)
 
 
+def computed_weights(module: nn.Module) -> None:
+    """Compute again what hooks of ``torch.nn.utils`` compute before a call: pruned weights, and those
+    of ``weight_norm`` and ``spectral_norm``, from the parameters as they are now."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod | WeightNorm):
+            hook(module, ())
+        elif isinstance(hook, SpectralNorm):  # a call of the module makes a power iteration
+            setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
+
+
 class _StepOf(nn.Module):
     """Makes ``module.step`` reachable for ``functional_call``."""
 
@@ -132,4 +158,5 @@ class _StepOf(nn.Module):
         self.module = module
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        computed_weights(self.module)
         return cast(Any, self.module).step(h, x)

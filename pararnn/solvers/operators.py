@@ -211,7 +211,7 @@ def _twice(
     def make(values: tuple[Tensor, ...]) -> SpecDynamics:
         return SpecDynamics(spec, {spec.axes[0]: D}, values, state)
 
-    problem, params = Problem(make, lambda *_: g, call.resets), tuple(call.params)
+    problem, params = Problem(make, call.resets), tuple(call.params)
     packed_bar, start_bar, bars = differentiable_gradients(
         problem, make(params), stacked(others, last), packed, start, g, params
     )

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from .._checks import full_precision
+from .._precision import exactly
 from .task import Task, has_spec, prepare
 
 
 def sequential_states(task: Task) -> Tensor:
     """Loop over the hand-written step, recorded by autograd. States in the state's dtype."""
-    with full_precision(task.u.device):
-        return _loop(task)
+    if not has_spec(task.cell):  # its parameters are its own affair
+        with full_precision(task.u.device):
+            return _loop(task)
+
+    def run(u: Tensor, start: Tensor, dt: Tensor | None, *params: Tensor) -> tuple[Tensor]:
+        return (_loop(replace(task, u=u, start=start, dt=dt, params=params)),)
+
+    (states,) = exactly(run, task.u.device, task.u, task.start, task.dt, *task.params)
+    return states
 
 
 def _loop(task: Task) -> Tensor:
@@ -45,13 +55,22 @@ def _loop(task: Task) -> Tensor:
             )
         states.append(h)
     if not states:
-        return h.new_zeros(h.shape[0], 0, *h.shape[1:])
+        return _none(task)
     return torch.stack(states, 1)
+
+
+def _none(task: Task) -> Tensor:
+    """The states of no steps. They depend on everything, and all gradients are zero."""
+    states = task.h0.unsqueeze(1)[:, :0]
+    for given in (task.u, task.dt, *task.params):
+        if given is not None and given.requires_grad:
+            states = states + given.flatten()[:0].sum().to(states.dtype)
+    return states
 
 
 def _version(h: Tensor) -> int:
     """Counts the writes into a tensor, where PyTorch counts them."""
-    return 0 if h.is_inference() else h._version
+    return 0 if torch.compiler.is_compiling() or h.is_inference() else h._version
 
 
 def sequential_apply(

@@ -16,9 +16,10 @@ from .task import has_spec
 
 def decode(
     cell: Any,
-    x: Tensor,
+    x: Tensor | None,
     h: Tensor,
     *,
+    drives: Tensor | None = None,
     dt: Tensor | None = None,
     out: Tensor | None = None,
     backend: str = "auto",
@@ -33,7 +34,7 @@ def decode(
     cell
         A :class:`~pararnn.Cell`, or any module with ``step(h, x)``.
     x
-        Input ``(B, d_in)``.
+        Input ``(B, d_in)``; or None, with ``drives (B, C)`` as ``cell.drives(x)`` returns them.
     h
         State ``(B, *state_shape)``, in the parameters' dtype or the state's.
     dt
@@ -59,7 +60,7 @@ def decode(
         raise ValueError(f"backend: got {backend!r}, expected one of {BACKENDS}.")
     if dt is not None:
         checks.floating("dt", dt)
-    leaves = (x, h, *([] if dt is None else [dt]), *cell.parameters())
+    leaves = (*(t for t in (x, h, drives, dt) if t is not None), *cell.parameters())
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
     if out is not None:
         if recorded:
@@ -76,9 +77,10 @@ def decode(
     if refused is not None and backend == "fused":
         raise ValueError(f"backend: got 'fused', but {refused}; use backend='auto'.")
     if refused is not None:
-        following = cell.step(h, x) if dt is None else cell.step(h, x, dt=dt)
+        named = {"drives": drives, "dt": dt}
+        following = cell.step(h, x, **{k: v for k, v in named.items() if v is not None})
         return following if out is None else out.copy_(following)
-    u, dt = cell.step_inputs(h, x, None, dt)
+    u, dt = cell.step_inputs(h, x, drives, dt)
     target = torch.empty_like(h, memory_format=torch.contiguous_format) if out is None else out
     if not target.is_contiguous():
         raise ValueError("out: got a tensor that is not contiguous; use out.contiguous().")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from functools import cached_property
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _checks as checks
+from ..spec import Spec
 from .dynamics import SpecDynamics, pack
 from .module_dynamics import ModuleDynamics
 from .walkers import Dynamics
@@ -45,7 +47,7 @@ class Task:
     dtype: torch.dtype  # of the state
     dt: Tensor | None = None  # time gaps (B, T) of a cell that has them
 
-    @cached_property
+    @property
     def h0(self) -> Tensor:
         """The initial state, ``(B, *state_shape)``."""
         if self.start is not None:
@@ -57,6 +59,25 @@ class Task:
     def inputs(self) -> Tensor:
         """What the eager solver reads at every step: ``u``, with time gaps as one more column."""
         return self.u if self.dt is None else pack(self.u, self.dt)
+
+    @property
+    def traced(self) -> bool:
+        """Whether nothing runs yet: inside a compiler or exporter, or on meta tensors."""
+        return torch.compiler.is_compiling() or self.u.is_meta
+
+    @property
+    def recorded(self) -> bool:
+        """Whether autograd records this solve."""
+        given = (t for t in self._given if t is not None)
+        return torch.is_grad_enabled() and any(t.requires_grad for t in given)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """How often each tensor was written to, where PyTorch counts it."""
+        if torch.compiler.is_compiling():
+            return ()
+        given = (t for t in (*self._given, self.resets) if t is not None)
+        return tuple(0 if t.is_inference() else t._version for t in given)
 
     @property
     def transformed(self) -> bool:
@@ -72,12 +93,19 @@ class Task:
     def _given(self) -> tuple[Tensor | None, ...]:
         return self.u, self.start, self.dt, *self.params
 
-    def make(self, params: tuple[Tensor, ...]) -> Dynamics:
-        """The recurrence with the given recurrent parameters."""
-        if has_spec(self.cell):
-            return SpecDynamics(self.cell.spec, self.cell.sizes, params, self.dtype)
-        names = [name for name, _ in self.cell.named_parameters()]
-        return ModuleDynamics(self.cell, names, params, self.dtype)
+    @property
+    def make(self) -> Callable[[tuple[Tensor, ...]], Dynamics]:
+        """The recurrence by its recurrent parameters. Autograd keeps it, so it holds no task."""
+        cell = self.cell
+        if has_spec(cell):
+            return functools.partial(_from_spec, cell.spec, cell.sizes, self.dtype)
+        return functools.partial(_from_module, cell, self.dtype)
+
+    def detached(self) -> Task:
+        """The same without an autograd graph."""
+        start, dt = (None if t is None else t.detach() for t in (self.start, self.dt))
+        params = tuple(p.detach() for p in self.params)
+        return dataclasses.replace(self, u=self.u.detach(), start=start, dt=dt, params=params)
 
     def in_float64(self) -> Task:
         """The same problem on the same drives in float64, without gradients."""
@@ -86,6 +114,16 @@ class Task:
         u, h0 = self.u.detach().double(), self.h0.detach().double()
         dt = None if self.dt is None else self.dt.detach().double()
         return Task(cell, u, h0, self.resets, params, torch.float64, dt)
+
+
+def _from_spec(
+    spec: Spec, sizes: dict[str, int], dtype: torch.dtype, params: tuple[Tensor, ...]
+) -> SpecDynamics:
+    return SpecDynamics(spec, sizes, params, dtype)
+
+
+def _from_module(module: Any, dtype: torch.dtype, params: tuple[Tensor, ...]) -> ModuleDynamics:
+    return ModuleDynamics(module, [name for name, _ in module.named_parameters()], params, dtype)
 
 
 def prepare(
@@ -112,9 +150,9 @@ def prepare(
             f"add a batch dimension with {name}.unsqueeze(0)."
         )
     if has_spec(cell):
-        weight, width = cell.in_proj.weight, cell.in_proj.out_features
+        width, device, param_dtype = cell.drive_width, cell.device, cell.dtype
         u = cell.drives(x) if x is not None else checks.trailing("drives", source, (width,))
-        params, device, param_dtype = cell.recurrent_params(), weight.device, weight.dtype
+        params = cell.recurrent_params()
         if u.dtype != param_dtype and checks.autocast_dtype(device) is None:
             raise TypeError(
                 f"drives: got dtype {u.dtype}, expected {param_dtype} as the cell's parameters; "
@@ -148,6 +186,8 @@ def prepare(
                 f"h0: got dtype {h0.dtype}, expected {wanted}; convert it with .to(...)."
             )
         h0 = h0.to(dtype)
+        if has_spec(cell):
+            cell.check_start("h0", h0)
     elif has_spec(cell) and not cell.starts_at_zero:
         h0 = cell.init_state(batch)
     if resets is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -12,6 +14,7 @@ from ..scan import Algebra
 from .dynamics import Coefficients, SpecDynamics
 from .module_dynamics import ModuleDynamics
 from .partition import Partition
+from .scale import CAP, SEEN, sizes
 
 Dynamics = SpecDynamics | ModuleDynamics
 
@@ -33,6 +36,7 @@ class _Walker:
     resets: Tensor | None
     partition: Partition
     out: Tensor
+    cap, seen = CAP, SEEN  # of past states; see sizes
 
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -47,6 +51,16 @@ class _Walker:
 
     def _resets_at(self, time: slice, rows: slice) -> Tensor | None:
         return None if self.resets is None else self.resets[:, time][:, rows]
+
+    def cuts(self) -> Tensor | None:
+        """Chunks ``(B, P)``, in the order of the walk, whose end does not depend on their start; None
+        without resets."""
+        if self.resets is None:
+            return None
+        part = self.partition
+        marks = part.ordered(self.resets)
+        marks = torch.nn.functional.pad(marks, (0, part.count * part.length - part.total))
+        return marks.unflatten(1, (part.count, part.length)).any(2)
 
     def walk(
         self,
@@ -78,7 +92,7 @@ class _Walker:
                         reverse = part.reverse
                         finished.append(product[:, :1] if reverse else product[:, -1:])
                         product = product[:, 1:] if reverse else product[:, :-1]
-                    product = algebra.compose(op, product)
+                    product = cut(algebra.compose(op, product), self._resets_at(time, rows))
             if target is not None and h is not target:
                 target.copy_(h if keep is None else torch.where(per_state(keep, h), target, h))
             return h
@@ -95,6 +109,10 @@ class _Walker:
 
     def project(self, starts: Tensor) -> Tensor:
         return starts
+
+    def sizes(self, first: Tensor) -> Tensor:
+        part, algebra = self.partition, self.dynamics.algebra("exact")
+        return sizes(self.out, first, part, self.resets, algebra, self.cap, self.seen)
 
 
 class CellWalker(_Walker):
@@ -137,8 +155,12 @@ class CellWalker(_Walker):
 class LinearWalker(_Walker):
     """``x ← J_t x + b_t`` forwards, or ``x ← J_tᵀ x + b_t`` backwards, from coefficients.
 
-    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero.
+    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero. The states of a linear
+    recurrence have no units, so their past counts as large as it is; and all of it is looked at, as
+    inputs may be zero but at a few steps.
     """
+
+    cap, seen = math.inf, sys.maxsize
 
     def __init__(
         self,

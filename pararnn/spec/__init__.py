@@ -13,6 +13,7 @@ from .primitives import (
     sigmoid,
     sin,
     snap,
+    snap_angle,
     softplus,
     tanh,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "sigmoid",
     "sin",
     "snap",
+    "snap_angle",
     "softplus",
     "tanh",
 ]

@@ -24,6 +24,7 @@ from .primitives import (
     positive_slope,
     sigmoid,
     snap,
+    snap_angle,
     softplus,
 )
 
@@ -113,6 +114,11 @@ def _np_snap(x: Array, m: Array) -> Array:
     return np.rint(x * (m * (0.5 / np.pi))) * (2 * np.pi / m)
 
 
+def _np_snap_angle(x: Array, m: Array) -> Array:
+    count = np.rint(x * (m * (0.5 / np.pi)))
+    return (count - m * np.rint(count / m)) * (2 * np.pi / m)
+
+
 def _mp_positive(x: Any) -> Any:
     return x + mpmath.mpf("0.5") if x >= 0 else _mp_sigmoid(x)
 
@@ -125,11 +131,17 @@ def _mp_snap(x: Any, m: Any) -> Any:
     return mpmath.nint(x * m / (2 * mpmath.pi)) * (2 * mpmath.pi / m)
 
 
+def _mp_snap_angle(x: Any, m: Any) -> Any:
+    count = mpmath.nint(x * m / (2 * mpmath.pi))
+    return (count - m * mpmath.nint(count / m)) * (2 * mpmath.pi / m)
+
+
 _FLOAT: dict[str, Callable[..., Any]] = {
     "sigmoid": _stable_sigmoid,
     "positive": _np_positive,
     "positive_slope": _np_positive_slope,
     "snap": _np_snap,
+    "snap_angle": _np_snap_angle,
     "softplus": lambda x: np.logaddexp(0.0, x),
     "heaviside": _np_heaviside,
 }
@@ -141,6 +153,7 @@ _MP: dict[str, Callable[..., Any]] = {
     "positive": _mp_positive,
     "positive_slope": _mp_positive_slope,
     "snap": _mp_snap,
+    "snap_angle": _mp_snap_angle,
 }
 _SYMBOLIC = {
     "sigmoid": sigmoid,
@@ -152,6 +165,7 @@ _SYMBOLIC = {
     "positive": positive,
     "positive_slope": positive_slope,
     "snap": snap,
+    "snap_angle": snap_angle,
 }
 _ARITY = {p.name: p.arity for p in PRIMITIVES.values()} | {"sqrt": 1}
 

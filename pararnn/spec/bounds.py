@@ -8,11 +8,12 @@ and second directional derivative for perturbations of maximum norm 1:
 and a linear map acts by its absolute weights. Drives may take any value (a time gap any up to a given
 one), parameters are given.
 The result is an upper bound for every input, so it can carry a proof; it is not the supremum.
+Everything is rounded outwards, sums and products of majorants upwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,14 @@ import sympy
 
 from .backends import BACKENDS
 from .declarations import Elementwise, Linear
-from .interval import Interval
+from .interval import Interval, product_above, total_above
 from .oracle import align
 from .primitives import primitive_of
 
 if TYPE_CHECKING:
     from .spec import Spec
+
+_EPS, _TINY = 2.0**-52, 2.0**-1020
 
 
 def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, Interval]) -> Interval:
@@ -34,7 +37,7 @@ def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, Interval]) -> Inter
     if isinstance(expr, sympy.Symbol):
         return values[expr]
     if expr.is_number:
-        return Interval(float(expr))
+        return _number(expr)
     if isinstance(expr, sympy.Add):
         total = Interval(0.0)
         for arg in expr.args:
@@ -53,6 +56,14 @@ def evaluate(expr: sympy.Expr, values: Mapping[sympy.Symbol, Interval]) -> Inter
     return primitive.image(*(evaluate(arg, values) for arg in expr.args))
 
 
+def _number(expr: sympy.Expr) -> Interval:
+    """A constant: itself, or between the numbers next to it."""
+    value = float(expr)
+    if expr.is_Float or (expr.is_Rational and sympy.Rational(value) == expr):
+        return Interval(value)
+    return Interval(np.nextafter(value, -np.inf), np.nextafter(value, np.inf))
+
+
 def _product(structure: str, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     """A linear map on entries that may be infinite: a zero weight takes no part."""
     act = BACKENDS["float64"][structure]
@@ -64,13 +75,41 @@ def _product(structure: str, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.where(touched, np.where(sign < 0, -np.inf, np.inf), finite)
 
 
+def _lost(structure: str, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """What :func:`_product` may lose to rounding and underflow in its sums."""
+    n = 1 if structure == "diagonal" else weight.shape[-1]
+    size = _product(structure, np.abs(weight), np.abs(np.where(np.isinf(x), 0.0, x)))
+    touched = _product(structure, (weight != 0).astype(float), (x != 0).astype(float)) > 0
+    return np.where(touched, (n + 4) * _EPS * size + n * _TINY, 0.0)
+
+
+def _majorized(structure: str, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """An upper bound of ``|weight| x`` for ``x ≥ 0``."""
+    weight = np.abs(weight)
+    return total_above(_product(structure, weight, x), _lost(structure, weight, x))
+
+
 def _apply(structure: str, weight: np.ndarray, x: Interval) -> Interval:
     """A linear map on a box: positive and negative parts of the weights act separately."""
-    up, down = np.maximum(weight, 0), np.minimum(weight, 0)
+    plus, minus = np.maximum(weight, 0), np.minimum(weight, 0)
+    lost = _lost(structure, plus, x.magnitude) + _lost(structure, minus, x.magnitude)
+    lo = _product(structure, plus, x.lo) + _product(structure, minus, x.hi)
+    hi = _product(structure, plus, x.hi) + _product(structure, minus, x.lo)
+    return _widened(lo, hi, 2 * lost)
+
+
+def _widened(lo: np.ndarray, hi: np.ndarray, lost: np.ndarray) -> Interval:
     return Interval(
-        _product(structure, up, x.lo) + _product(structure, down, x.hi),
-        _product(structure, up, x.hi) + _product(structure, down, x.lo),
+        np.where(lost > 0, np.nextafter(lo - lost, -np.inf), lo),
+        np.where(lost > 0, np.nextafter(hi + lost, np.inf), hi),
     )
+
+
+def _contracted(dim: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A sum over one axis, and what it may lose to rounding."""
+    total = partial(BACKENDS["float64"]["contract"], dim)
+    size = total(np.abs(np.where(np.isinf(x), 0.0, x)))
+    return total(x), (x.shape[dim] + 4) * _EPS * size
 
 
 def derivative_bounds(
@@ -79,6 +118,7 @@ def derivative_bounds(
     sizes: Mapping[str, int],
     reach: float = 0.0,
     gap: float = np.inf,
+    drives: Sequence[Interval] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Upper bounds of ``‖J‖`` and ``‖D²f‖`` (maximum norm), one for every coordinate of ``h'``.
 
@@ -92,6 +132,9 @@ def derivative_bounds(
         The box is widened, where needed, to hold every state of magnitude up to this.
     gap
         The longest time gap. Derivatives may grow with it without bound.
+    drives
+        What every drive may be (a time gap too, which ``gap`` then does not matter for), in boxes of
+        the shape of its axes. Any value, if not given.
 
     Raises
     ------
@@ -112,9 +155,13 @@ def derivative_bounds(
         lo, hi = min(slot.bounds[0], -reach), max(slot.bounds[1], reach)
         values[slot.symbol] = Interval(np.full(shape, lo), np.full(shape, hi))
         first[slot.symbol], second[slot.symbol] = np.ones(shape), nothing
-    for drive in spec.drive_list:
+    for i, drive in enumerate(spec.drive_list):
         lo, hi = (0.0, gap) if drive.given else (-np.inf, np.inf)
-        values[drive.symbol] = Interval(np.full(shape, lo), np.full(shape, hi))
+        values[drive.symbol] = (
+            Interval(np.full(shape, lo), np.full(shape, hi))
+            if drives is None
+            else Interval(*(align(spec, x, drive.axes) for x in (drives[i].lo, drives[i].hi)))
+        )
         first[drive.symbol] = second[drive.symbol] = nothing
     weights = dict(zip((m.name for m in spec.map_list), params, strict=False))
     for param, value in zip(spec.param_list, params[len(spec.map_list) :], strict=True):
@@ -127,16 +174,20 @@ def derivative_bounds(
                 inner, d1, d2 = _elementwise(stage.operand, values, first, second)
                 box = Interval(np.broadcast_to(inner.lo, shape), np.broadcast_to(inner.hi, shape))
                 if stage.map.structure == "contract":
-                    total = partial(BACKENDS["float64"]["contract"], stage.map.dim)
-                    values[stage.symbol] = Interval(total(box.lo), total(box.hi))
-                    first[stage.symbol] = total(np.broadcast_to(d1, shape))
-                    second[stage.symbol] = total(np.broadcast_to(d2, shape))
+                    (least, lost), (most, more), *majorants = (
+                        _contracted(stage.map.dim, np.broadcast_to(x, shape))
+                        for x in (box.lo, box.hi, d1, d2)
+                    )
+                    values[stage.symbol] = _widened(least, most, lost + more)
+                    first[stage.symbol], second[stage.symbol] = (
+                        total_above(total, rounding) for total, rounding in majorants
+                    )
                     continue
                 weight = np.asarray(weights[stage.map.name], float)
-                structure, absolute = stage.map.structure, np.abs(weight)
+                structure = stage.map.structure
                 values[stage.symbol] = _apply(structure, weight, box)
-                first[stage.symbol] = _product(structure, absolute, np.broadcast_to(d1, shape))
-                second[stage.symbol] = _product(structure, absolute, np.broadcast_to(d2, shape))
+                first[stage.symbol] = _majorized(structure, weight, np.broadcast_to(d1, shape))
+                second[stage.symbol] = _majorized(structure, weight, np.broadcast_to(d2, shape))
             else:
                 value, d1, d2 = _stage(stage, values, first, second)
                 values[stage.symbol], first[stage.symbol], second[stage.symbol] = value, d1, d2
@@ -156,10 +207,11 @@ def _stage(stage: Elementwise, values: dict, first: dict, second: dict) -> tuple
         *(_elementwise(arg, values, first, second) for arg in stage.expr.args), strict=True
     )
     slopes = primitive.slopes(inner)
+    size = _total(d1)
     return (
         primitive.image(*inner),
-        sum(map(_times, slopes, d1)),
-        _times(primitive.curvature(*inner), sum(d1) ** 2) + sum(map(_times, slopes, d2)),
+        _total(map(_times, slopes, d1)),
+        _total([_times(primitive.curvature(*inner), _times(size, size)), *map(_times, slopes, d2)]),
     )
 
 
@@ -169,17 +221,26 @@ def _elementwise(expr: sympy.Expr, values: dict, first: dict, second: dict) -> t
     d1, d2 = np.zeros(()), np.zeros(())
     for s in symbols:
         slope = evaluate(sympy.diff(expr, s), values).magnitude
-        d1 = d1 + _times(slope, first[s])
-        d2 = d2 + _times(slope, second[s])
+        d1 = total_above(d1, _times(slope, first[s]))
+        d2 = total_above(d2, _times(slope, second[s]))
         for r in symbols:
             mixed = sympy.diff(expr, s, r)
             if mixed != 0:
-                d2 = d2 + _times(evaluate(mixed, values).magnitude, first[s] * first[r])
+                bent = evaluate(mixed, values).magnitude
+                d2 = total_above(d2, _times(bent, _times(first[s], first[r])))
     return evaluate(expr, values), d1, d2
 
 
 def _times(bound: np.ndarray, factor: np.ndarray) -> np.ndarray:
     """Product of bounds, in which an exact zero wins over an infinity and NaN is no bound."""
-    product = np.asarray(bound * factor)
+    product = product_above(bound, factor)
     nothing = (np.asarray(bound) == 0) | (np.asarray(factor) == 0)
     return np.where(nothing, 0.0, np.where(np.isnan(product), np.inf, product))
+
+
+def _total(terms: Iterable[np.ndarray]) -> np.ndarray:
+    """A sum of majorants, rounded upwards."""
+    total = np.zeros(())
+    for term in terms:
+        total = total_above(total, term)
+    return total

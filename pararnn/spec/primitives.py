@@ -15,10 +15,33 @@ from typing import Any
 import numpy as np
 import sympy
 
-from .interval import Interval
+from .interval import Interval, above, below
 
 
-class sigmoid(sympy.Function):
+def expression(value: object) -> sympy.Expr:
+    """A symbol, an expression or a number as SymPy's. A string is none: SymPy would run it.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    """
+    if isinstance(value, str) or not isinstance(value, sympy.Expr | int | float | np.number):
+        raise TypeError(
+            f"got {value!r} ({type(value).__name__}), expected an expression of symbols and numbers; "
+            "text is not read as one."
+        )
+    return sympy.sympify(value, strict=True)
+
+
+class Strict(sympy.Function):
+    """A function of expressions only."""
+
+    def __new__(cls, *args: Any, **options: Any) -> sympy.Expr:
+        return super().__new__(cls, *map(expression, args), **options)
+
+
+class sigmoid(Strict):
     r"""Logistic function ``1 / (1 + exp(-x))``."""
 
     nargs = 1
@@ -30,7 +53,7 @@ class sigmoid(sympy.Function):
         return (1 / (1 + sympy.exp(-self.args[0])))._eval_evalf(prec)
 
 
-class softplus(sympy.Function):
+class softplus(Strict):
     r"""``log(1 + exp(x))``."""
 
     nargs = 1
@@ -42,7 +65,7 @@ class softplus(sympy.Function):
         return sympy.log(1 + sympy.exp(self.args[0]))._eval_evalf(prec)
 
 
-class expm1(sympy.Function):
+class expm1(Strict):
     r"""``exp(x) - 1``, with all its digits near zero."""
 
     nargs = 1
@@ -51,7 +74,7 @@ class expm1(sympy.Function):
         return self + 1
 
 
-class log1p(sympy.Function):
+class log1p(Strict):
     r"""``log(1 + x)``, with all its digits near zero."""
 
     nargs = 1
@@ -60,7 +83,7 @@ class log1p(sympy.Function):
         return 1 / (1 + self.args[0])
 
 
-class positive(sympy.Function):
+class positive(Strict):
     r"""``x + 1/2`` for ``x ≥ 0``, ``sigmoid(x)`` below: the function ``g`` of Feng et al.
     (arXiv:2410.01201). It is continuous and above 0; at 0 its derivative is that from the right, 1.
     """
@@ -71,13 +94,13 @@ class positive(sympy.Function):
         return positive_slope(self.args[0], self)
 
 
-class positive_slope(sympy.Function):
+class positive_slope(Strict):
     r"""The derivative of ``y = positive(x)``: 1 for ``x ≥ 0``, ``y(1 − y)`` below."""
 
     nargs = 2
 
 
-class snap(sympy.Function):
+class snap(Strict):
     r"""The multiple of ``2π/m`` that is nearest to ``x``, halves to the even one.
 
     Its derivative with respect to ``x`` is 1 by definition, where that of a function constant in
@@ -90,7 +113,12 @@ class snap(sympy.Function):
         return sympy.Integer(int(argindex == 1))
 
 
-class heaviside(sympy.Function):
+class snap_angle(snap):
+    r"""``snap(x, m)`` less whole turns: an angle from ``-π`` to ``π``, so that sine and cosine of it
+    keep their digits, for a float32 angle of any size."""
+
+
+class heaviside(Strict):
     r"""The unit step: 0 below zero, 1 above, 1/2 at zero. The derivative of ``maximum``."""
 
     nargs = 1
@@ -105,7 +133,7 @@ class heaviside(sympy.Function):
         return sympy.Integer(0)
 
 
-class maximum(sympy.Function):
+class maximum(Strict):
     r"""The larger of two numbers. At a tie each takes half of the derivative, as in PyTorch."""
 
     nargs = 2
@@ -121,11 +149,15 @@ class maximum(sympy.Function):
         return first if argindex == 1 else 1 - first
 
 
-tanh = sympy.tanh
-exp = sympy.exp
-log = sympy.log
-sin = sympy.sin
-cos = sympy.cos
+def _strict(function: type[sympy.Function]) -> Callable[[Any], sympy.Expr]:
+    def applied(x: Any) -> sympy.Expr:
+        return function(expression(x))
+
+    applied.__name__, applied.__doc__ = function.__name__, f"SymPy's ``{function.__name__}``."
+    return applied
+
+
+tanh, exp, log, sin, cos = map(_strict, (sympy.tanh, sympy.exp, sympy.log, sympy.sin, sympy.cos))
 
 
 @dataclass(frozen=True)
@@ -161,24 +193,52 @@ class Primitive:
 
 
 def _np_sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def _increasing(f: Callable) -> Callable[[Interval], Interval]:
-    return lambda x: Interval(f(x.lo), f(x.hi))
+def _increasing(
+    f: Callable, low: float = -np.inf, high: float = np.inf
+) -> Callable[[Interval], Interval]:
+    """Image under a function with values from ``low`` to ``high``, which is exact at 0."""
+
+    def image(x: Interval) -> Interval:
+        lo, hi = f(x.lo), f(x.hi)
+        lo, hi = np.where(x.lo == 0, lo, below(lo)), np.where(x.hi == 0, hi, above(hi))
+        return Interval(np.maximum(lo, low), np.minimum(hi, high))
+
+    return image
 
 
 def _constant(value: float) -> Callable[[Interval], np.ndarray]:
     return lambda x: np.full(np.broadcast(x.lo, x.hi).shape, value)
 
 
-def _bell(f: Callable) -> Callable[[Interval], np.ndarray]:
-    """Sup of an even, unimodal ``f`` (largest at 0) over an interval."""
-    return lambda x: f(np.where((x.lo <= 0) & (x.hi >= 0), 0.0, np.minimum(abs(x.lo), abs(x.hi))))
+def _bell(f: Callable, top: float) -> Callable[[Interval], np.ndarray]:
+    """Sup of an even, unimodal ``f`` (largest at 0, where it is ``top``) over an interval."""
+
+    def sup(x: Interval) -> np.ndarray:
+        nearest = np.where((x.lo <= 0) & (x.hi >= 0), 0.0, np.minimum(abs(x.lo), abs(x.hi)))
+        return np.minimum(above(f(nearest)), top)
+
+    return sup
 
 
-def _softplus_np(x: np.ndarray) -> np.ndarray:
-    return np.logaddexp(0.0, x)
+def _squared_sech(x: np.ndarray) -> np.ndarray:
+    return 4 * _np_sigmoid(2 * x) * _np_sigmoid(-2 * x)
+
+
+def _exp_up(x: Interval) -> np.ndarray:
+    return np.where(x.hi == 0, 1.0, above(np.exp(x.hi)))
+
+
+def _reciprocal_up(x: np.ndarray) -> np.ndarray:
+    return above(1 / np.maximum(x, 0))
+
+
+def _softplus_image(x: Interval) -> Interval:
+    lo, hi = below(np.logaddexp(0.0, x.lo)), above(np.logaddexp(0.0, x.hi))
+    return Interval(np.maximum(lo, 0.0), hi)
 
 
 def _positive_np(x: np.ndarray) -> np.ndarray:
@@ -188,15 +248,21 @@ def _positive_np(x: np.ndarray) -> np.ndarray:
 def _positive_slope(x: Interval, y: Interval | None = None) -> np.ndarray:
     """Upper bound of the slope of ``positive``: it grows up to 0 and is 1 from there."""
     high = _np_sigmoid(np.minimum(x.hi, 0))
-    return np.where(x.hi >= 0, 1.0, high * (1 - high))
+    return np.where(x.hi >= 0, 1.0, above(high * (1 - high)))
 
 
 def _around(x: Interval, m: Interval) -> Interval:
     """Within half a step of ``2π/|m|`` of ``x``."""
     smallest = np.where((m.lo <= 0) & (m.hi >= 0), 0.0, np.minimum(abs(m.lo), abs(m.hi)))
     with np.errstate(divide="ignore"):
-        half = np.pi / smallest
-    return Interval(x.lo - half, x.hi + half)
+        half = above(np.pi / smallest)
+    return Interval(below(x.lo - half), above(x.hi + half))
+
+
+def _half_turn(x: Interval, m: Interval) -> Interval:
+    """Whatever the angle is, at most half a turn, and a rounding."""
+    half = np.full(np.broadcast(x.lo, m.lo).shape, np.nextafter(np.pi, 4))
+    return Interval(-half, half)
 
 
 def _step_np(x: np.ndarray) -> np.ndarray:
@@ -218,8 +284,8 @@ def _may_be_larger(a: Interval, b: Interval) -> tuple[np.ndarray, np.ndarray]:
 
 
 # max |sigma''| = 1/(6 sqrt 3), max |tanh''| = 4/(3 sqrt 3), max |softplus''| = max sigma' = 1/4.
-_SIGMOID_CURVATURE = 1 / (6 * np.sqrt(3))
-_TANH_CURVATURE = 4 / (3 * np.sqrt(3))
+_SIGMOID_CURVATURE = float(above(1 / (6 * np.sqrt(3))))
+_TANH_CURVATURE = float(above(4 / (3 * np.sqrt(3))))
 
 PRIMITIVES: dict[type[sympy.Function], Primitive] = {
     p.function: p
@@ -229,17 +295,17 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             sigmoid,
             r"\sigma",
             lambda x, y: y * (1 - y),
-            _increasing(_np_sigmoid),
-            _bell(lambda x: _np_sigmoid(x) * _np_sigmoid(-x)),
+            _increasing(_np_sigmoid, 0.0, 1.0),
+            _bell(lambda x: _np_sigmoid(x) * _np_sigmoid(-x), 0.25),
             _constant(_SIGMOID_CURVATURE),
         ),
         Primitive(
             "tanh",
-            tanh,
+            sympy.tanh,
             r"\tanh",
             lambda x, y: 1 - y**2,
-            _increasing(np.tanh),
-            _bell(lambda x: 1 - np.tanh(x) ** 2),
+            _increasing(np.tanh, -1.0, 1.0),
+            _bell(_squared_sech, 1.0),
             _constant(_TANH_CURVATURE),
         ),
         Primitive(
@@ -247,36 +313,36 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             softplus,
             r"\operatorname{softplus}",
             lambda x, y: sigmoid(x),
-            _increasing(_softplus_np),
-            lambda x: _np_sigmoid(x.hi),
+            _softplus_image,
+            lambda x: np.minimum(above(_np_sigmoid(x.hi)), 1.0),
             _constant(0.25),
         ),
         Primitive(
             "exp",
-            exp,
+            sympy.exp,
             r"\exp",
             lambda x, y: y,
-            _increasing(np.exp),
-            lambda x: np.exp(x.hi),
-            lambda x: np.exp(x.hi),
+            _increasing(np.exp, 0.0),
+            _exp_up,
+            _exp_up,
         ),
         Primitive(
             "expm1",
             expm1,
             r"\operatorname{expm1}",
             lambda x, y: y + 1,
-            _increasing(np.expm1),
-            lambda x: np.exp(x.hi),
-            lambda x: np.exp(x.hi),
+            _increasing(np.expm1, -1.0),
+            _exp_up,
+            _exp_up,
         ),
         Primitive(
             "log",
-            log,
+            sympy.log,
             r"\log",
             lambda x, y: 1 / x,
             _increasing(lambda x: np.log(np.maximum(x, 0))),
-            lambda x: 1 / np.maximum(x.lo, 0),
-            lambda x: 1 / np.maximum(x.lo, 0) ** 2,
+            lambda x: _reciprocal_up(x.lo),
+            lambda x: above(_reciprocal_up(x.lo) ** 2),
         ),
         Primitive(
             "log1p",
@@ -284,15 +350,15 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             r"\operatorname{log1p}",
             lambda x, y: 1 / (1 + x),
             _increasing(lambda x: np.log1p(np.maximum(x, -1))),
-            lambda x: 1 / np.maximum(1 + x.lo, 0),
-            lambda x: 1 / np.maximum(1 + x.lo, 0) ** 2,
+            lambda x: _reciprocal_up(np.nextafter(1 + x.lo, -np.inf)),
+            lambda x: above(_reciprocal_up(np.nextafter(1 + x.lo, -np.inf)) ** 2),
         ),
         Primitive(
             "positive",
             positive,
             "g",
             lambda x, y: positive_slope(x, y),
-            _increasing(_positive_np),
+            _increasing(_positive_np, 0.0),
             _positive_slope,
             # A kink at 0: no second derivative there.
             lambda x: np.where(x.hi < 0, _SIGMOID_CURVATURE, np.where(x.lo > 0, 0.0, np.inf)),
@@ -319,8 +385,18 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             arity=2,
         ),
         Primitive(
+            "snap_angle",
+            snap_angle,
+            r"\operatorname{snap}",
+            lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
+            _half_turn,
+            lambda x, m: (np.ones(np.shape(x.lo)), np.zeros(np.shape(m.lo))),
+            lambda x, m: np.zeros(np.shape(x.lo)),
+            arity=2,
+        ),
+        Primitive(
             "sin",
-            sin,
+            sympy.sin,
             r"\sin",
             lambda x, y: cos(x),
             lambda x: Interval(-1.0, 1.0),
@@ -329,7 +405,7 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
         ),
         Primitive(
             "cos",
-            cos,
+            sympy.cos,
             r"\cos",
             lambda x, y: -sin(x),
             lambda x: Interval(-1.0, 1.0),
@@ -351,7 +427,7 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             heaviside,
             r"\mathrm{H}",
             lambda x, y: sympy.Integer(0),
-            _increasing(_step_np),
+            lambda x: Interval(_step_np(x.lo), _step_np(x.hi)),
             _where_equal(np.inf),
             _where_equal(np.inf),
             internal=True,

@@ -43,7 +43,7 @@ from .declarations import (
     SpecWarning,
     Stage,
 )
-from .primitives import PRIMITIVES, RESERVED, primitive_of
+from .primitives import PRIMITIVES, RESERVED, expression, primitive_of
 
 if TYPE_CHECKING:
     from .factorize import Factorization
@@ -102,6 +102,28 @@ def _affine(name: str, vector: bool, of: str = "x") -> str:
     return f"{weight} {of}_t + {_with_subscript('b', sub)}"
 
 
+def _text(what: str, text: object, barred: str = "") -> str:
+    """A name or LaTeX that is printed as it is: one line, and without what ``barred`` names."""
+    if not isinstance(text, str):
+        raise SpecError(f"{what}: got {text!r} ({type(text).__name__}), expected text.")
+    if not text.isprintable() or any(c in text for c in barred):
+        also = f", {' and '.join(barred)}" if barred else ""
+        raise SpecError(
+            f"{what} {text!r}: got a character that is not printed, or ends what it is printed in, "
+            f"expected one line without control characters{also}; choose another."
+        )
+    return text
+
+
+def _axes(spec: str, what: str, axes: object) -> tuple[str, ...]:
+    if isinstance(axes, str) or not isinstance(axes, Iterable):
+        raise SpecError(f"Spec {spec!r}: got {what}={axes!r}, expected names in a tuple.")
+    found = tuple(axes)
+    if not all(isinstance(a, str) and a.isidentifier() for a in found):
+        raise SpecError(f"Spec {spec!r}: got {what} {found}, expected identifiers.")
+    return found
+
+
 def _operand(stage: Stage) -> sympy.Expr:
     return stage.operand if isinstance(stage, Linear) else stage.expr
 
@@ -139,12 +161,12 @@ class Spec:
         output: str = "last",
         parallel: tuple[str, ...] = (),
     ):
-        self.name = name
+        self.name = _text("Spec", name, '"\\')
         if output not in ("last", "all"):
             raise SpecError(f"Spec {name!r}: got output {output!r}, expected 'last' or 'all'.")
         self.output = output
-        self.axes = tuple(axes)
-        self.parallel = tuple(parallel)
+        self.axes = _axes(name, "axes", axes)
+        self.parallel = _axes(name, "parallel", parallel)
         if any(a not in self.axes for a in self.parallel):
             raise SpecError(
                 f"Spec {name!r}: got parallel axes {self.parallel}, expected some of the state "
@@ -219,7 +241,12 @@ class Spec:
             )
         self._axes[symbol] = self.axes
         self.slots += (
-            Slot(symbol, following, latex or _with_subscript(*_subscript(name)), bounds),
+            Slot(
+                symbol,
+                following,
+                _text("latex", latex) or _with_subscript(*_subscript(name)),
+                bounds,
+            ),
         )
         return symbol
 
@@ -328,7 +355,7 @@ class Spec:
         instead: give it to what many later stages use, in a recurrence of many rounds.
         """
         symbol = self._claim(name)
-        self._add_elementwise(symbol, sympy.sympify(expr), latex, node)
+        self._add_elementwise(symbol, self._written(expr, name), latex, node)
         return symbol
 
     def next(self, slot: sympy.Symbol, expr: sympy.Expr) -> None:
@@ -337,7 +364,7 @@ class Spec:
             if s.symbol == slot:
                 if any(st.symbol == s.next_symbol for st in self.stages):
                     raise SpecError(f"Slot {s.name!r} already has an update; give it only one.")
-                self._add_elementwise(s.next_symbol, sympy.sympify(expr), s.latex)
+                self._add_elementwise(s.next_symbol, self._written(expr, s.name), s.latex)
                 return
         raise SpecError(f"{slot!r} is not a state slot of {self.name!r}; declare it with state().")
 
@@ -379,7 +406,7 @@ class Spec:
                 "of the new state, updated(…), drives and parameters."
             )
         self._axes[symbol] = tuple(a for a in self.axes_of(inner) if a != over)
-        latex = latex or _with_subscript(*_subscript(name))
+        latex = _text("latex", latex) or _with_subscript(*_subscript(name))
         self.readout = Read(symbol, map_, operand, inner, latex)
         return symbol
 
@@ -387,7 +414,7 @@ class Spec:
         self, name: str, expr: sympy.Expr, over: str
     ) -> tuple[sympy.Expr, sympy.Expr, Map]:
         """A sum's operand as written and in canonical form, and the map that sums."""
-        operand = sympy.sympify(expr)
+        operand = self._written(expr, name)
         with sympy.evaluate(True):
             inner = self._hoist(self._defined(canonical(operand), name), name, top=False)
         if over not in self.axes_of(inner):
@@ -399,7 +426,7 @@ class Spec:
         return operand, inner, Map(f"sum_{over}", "contract", over, dim=dim)
 
     def _apply_map(self, map_: Map, operand: sympy.Expr) -> sympy.Symbol:
-        operand = sympy.sympify(operand)
+        operand = self._written(operand, map_.name)
         for stage in self.stages:
             if isinstance(stage, Linear) and stage.map == map_ and stage.authored == operand:
                 return stage.symbol
@@ -420,10 +447,16 @@ class Spec:
         self.stages += (Linear(symbol, map_, operand, inner),)
         return symbol
 
+    def _written(self, expr: object, where: str) -> sympy.Expr:
+        try:
+            return expression(expr)
+        except TypeError as error:
+            raise SpecError(f"Spec {self.name!r}, {where!r}: {error}") from None
+
     def _add_elementwise(
         self, symbol: sympy.Symbol, authored: sympy.Expr, latex: str, node: bool = False
     ) -> None:
-        latex = latex or _with_subscript(*_subscript(symbol.name))
+        latex = _text("latex", latex) or _with_subscript(*_subscript(symbol.name))
         with sympy.evaluate(True):
             expr = self._hoist(self._defined(canonical(authored), symbol.name), symbol.name)
         if expr.is_number:

@@ -1,6 +1,7 @@
 """Probe tasks: small streams of sequences that tell what a recurrence can express and learn."""
 
 from .protocol import PROTOCOLS, SELECTIONS, WORDS, Protocol
+from .record import Record
 from .registry import MODELS, TASKS, Model
 from .run import Check, Result, evaluate, probe
 from .tagger import Tagger
@@ -17,6 +18,7 @@ __all__ = [
     "Evaluation",
     "Model",
     "Protocol",
+    "Record",
     "Result",
     "Tagger",
     "Task",

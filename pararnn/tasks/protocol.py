@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .task import Evaluation
 
 SELECTIONS = ("early", "best")
+FIRST_TRAINING_SEED, TRAINING_STRIDE = 1, 10_000
 _SHORT = Evaluation(2, 64, 2)
 _LONGER = Evaluation(5, 128, 2)
+_CHOSEN_BY = Evaluation(6, 128, 2)
 _FINAL = (
     Evaluation(3, 64, 4),
     Evaluation(4, 256, 4),
@@ -20,6 +24,9 @@ _FINAL = (
 @dataclass(frozen=True)
 class Protocol:
     """Settings of a run. The defaults are those of the word problems.
+
+    Weights are never judged by the batches that chose them: ``check`` and ``validation`` share no seed
+    with ``fitted`` and ``final``, and no evaluation has the seed of a training stream.
 
     Attributes
     ----------
@@ -39,6 +46,12 @@ class Protocol:
         What ``'early'`` looks at, what ``'best'`` looks at, and what ``fit`` judges.
     final : tuple of Evaluation
         The result.
+
+    Raises
+    ------
+    ValueError
+        If a word or number is out of range, or an evaluation shares its batches with one that
+        it must not.
     """
 
     steps: int = 1600
@@ -51,7 +64,7 @@ class Protocol:
     lr: float = 3e-3
     every: int = 100
     check: Evaluation = _SHORT
-    validation: Evaluation = _LONGER
+    validation: Evaluation = _CHOSEN_BY
     fitted: Evaluation = _LONGER
     final: tuple[Evaluation, ...] = _FINAL
 
@@ -60,6 +73,32 @@ class Protocol:
             raise ValueError(f"select: got {self.select!r}, expected one of {SELECTIONS}.")
         if self.steps < 1:
             raise ValueError(f"steps: got {self.steps}, expected at least 1.")
+        choosing = {"check": self.check.seed, "validation": self.validation.seed}
+        judging = {self.fitted.seed, *(e.seed for e in self.final)}
+        for name, seed in choosing.items():
+            if seed in judging:
+                raise ValueError(
+                    f"{name}: got seed {seed}, which fitted or final has too, expected one of its own: "
+                    "weights are not judged by the batches that chose them."
+                )
+        for seed in (*choosing.values(), *judging):
+            if seed % TRAINING_STRIDE == FIRST_TRAINING_SEED:
+                raise ValueError(
+                    f"Protocol: got an evaluation with seed {seed}, expected none that is "
+                    f"{FIRST_TRAINING_SEED} modulo {TRAINING_STRIDE}, which training streams have."
+                )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Protocol:
+        """Settings of plain data, as :func:`dataclasses.asdict` gives them, also after JSON."""
+        single = {name: Evaluation(**values[name]) for name in ("check", "validation", "fitted")}
+        final = tuple(Evaluation(**e) for e in values["final"])
+        return cls(**{**values, **single, "final": final})
+
+    @staticmethod
+    def training_seed(seed: int) -> int:
+        """Seed of the stream of training batches, of a run's seed."""
+        return FIRST_TRAINING_SEED + TRAINING_STRIDE * seed
 
 
 WORDS = Protocol()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from .protocol import PROTOCOLS, WORDS, Protocol
+from .record import Record
 from .registry import MODELS, TASKS, Model
 from .tagger import Tagger
 from .task import Evaluation, Task
@@ -77,6 +79,14 @@ class Result:
         """The result as plain data, for JSON."""
         return dataclasses.asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """The result of plain data, as :meth:`to_dict` gives it, also after JSON."""
+        checks = tuple(Check(**c) for c in values["checks"])
+        return cls(
+            **{**values, "checks": checks, "protocol": Protocol.from_dict(values["protocol"])}
+        )
+
     def __str__(self) -> str:
         scores = "  ".join(f"@{label} {score:.4f}" for label, score in self.scores.items())
         return (
@@ -107,6 +117,91 @@ def evaluate(
     return float(torch.cat(scores).mean())
 
 
+class Training:
+    """A run between two steps: model, optimizer, stream of batches, and what was seen so far."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: Model,
+        seed: int,
+        n_layers: int | None,
+        protocol: Protocol,
+        device: torch.device | str,
+    ):
+        self.task, self.protocol, self.device = task, protocol, device
+        self.generator = Generator().manual_seed(Protocol.training_seed(seed))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.tagger = Tagger(task, model, n_layers, protocol.width).to(device)
+        self.optimizer = torch.optim.Adam(self.tagger.parameters(), lr=protocol.lr)
+        self.early = protocol.select == "early"
+        self.step, self.kept, self.seconds = 0, 0, 0.0
+        self.checks: list[Check] = []
+        self.best: dict[str, Tensor] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps are done, or the goal is reached."""
+        at_goal = self.early and self.checks and self.checks[-1].score >= self.protocol.goal
+        return self.step >= self.protocol.steps or bool(at_goal)
+
+    def advance(self) -> Check | None:
+        """One step of the optimizer; what was seen, at the steps where one looks."""
+        protocol, task = self.protocol, self.task
+        drawn = task.draw(self.generator, protocol.batch, protocol.length).to(self.device)
+        loss = task.loss(self.tagger(drawn.x, drawn.dt), drawn)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.step += 1
+        if self.step % protocol.every and self.step < protocol.steps:
+            return None
+        watched = protocol.check if self.early else protocol.validation
+        seen = Check(self.step, float(loss.detach()), self.measured(watched))
+        better = not self.checks or seen.score > max(c.score for c in self.checks)
+        if self.early or self.best is None or better:
+            self.kept = self.step
+        if not self.early and self.kept == self.step:
+            self.best = {k: v.clone() for k, v in self.tagger.state_dict().items()}
+        self.checks.append(seen)
+        return seen
+
+    def measured(self, evaluation: Evaluation) -> float:
+        """Score of the model as it is."""
+        return evaluate(self.tagger, self.task, evaluation, self.protocol.batch)
+
+    def chosen(self) -> None:
+        """Go back to the weights that are kept."""
+        if self.best is not None:
+            self.tagger.load_state_dict(self.best)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next steps depend on."""
+        return {
+            "tagger": self.tagger.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "best": self.best,
+            "kept": self.kept,
+            "seconds": self.seconds,
+            "checks": self.seen(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.tagger.load_state_dict(state["tagger"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        self.best, self.kept, self.seconds = state["best"], state["kept"], state["seconds"]
+        self.checks = [Check(**c) for c in state["checks"]]
+        self.step = self.checks[-1].step
+
+    def seen(self) -> list[dict[str, Any]]:
+        """The checks so far, as plain data."""
+        return [dataclasses.asdict(c) for c in self.checks]
+
+
 def probe(
     task: str | Task,
     model: str | Model,
@@ -116,6 +211,7 @@ def probe(
     protocol: Protocol | None = None,
     device: torch.device | str = "cpu",
     watch: Callable[[Check], None] | None = None,
+    record: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Train a model on a task and measure it.
 
@@ -138,6 +234,10 @@ def probe(
         everywhere.
     watch
         Called at every check.
+    record
+        A folder to keep the run in (:class:`Record`): its checks as JSON lines while it goes, and the
+        state after the last one. The same call goes on from there after a stop, to the result that the
+        run would have had, bit for bit but for ``seconds``; once there is a result, it returns that.
 
     Returns
     -------
@@ -146,62 +246,78 @@ def probe(
     Raises
     ------
     ValueError
-        If a name is unknown, or the model does not suit the task.
+        If a name is unknown, or the model does not suit the task, or the record is of a run with other
+        settings or on another machine.
     """
-    began = time.perf_counter()
     task = known("task", task, TASKS) if isinstance(task, str) else task
     model = known("model", model, MODELS) if isinstance(model, str) else model
     protocol = protocol or PROTOCOLS.get(task.name, WORDS)
-    generator = Generator().manual_seed(1 + 10_000 * seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        tagger = Tagger(task, model, n_layers, protocol.width).to(device)
-    optimizer = torch.optim.Adam(tagger.parameters(), lr=protocol.lr)
-    early = protocol.select == "early"
-    watched = protocol.check if early else protocol.validation
-    best, kept, checks = None, 0, []
-    for step in range(1, protocol.steps + 1):
-        drawn = task.draw(generator, protocol.batch, protocol.length).to(device)
-        loss = task.loss(tagger(drawn.x, drawn.dt), drawn)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % protocol.every and step < protocol.steps:
-            continue
-        score = evaluate(tagger, task, watched, protocol.batch)
-        checks.append(Check(step, float(loss.detach()), score))
-        if watch is not None:
-            watch(checks[-1])
-        if early:
-            kept = step
-            if score >= protocol.goal:
-                break
-        elif best is None or score > max(c.score for c in checks[:-1]):
-            best, kept = {k: v.clone() for k, v in tagger.state_dict().items()}, step
-    if best is not None:
-        tagger.load_state_dict(best)
-
-    def measured(evaluation: Evaluation) -> float:
-        return evaluate(tagger, task, evaluation, protocol.batch)
-
-    fitted, sign = measured(protocol.fitted), 1 if task.symbols else -1
-    return Result(
+    run = Training(task, model, seed, n_layers, protocol, device)
+    machine = (
+        f"torch {torch.__version__}, {torch.device(device)}, {platform.machine()}, "
+        f"{torch.get_num_threads()} threads"
+    )
+    log = None
+    if record is not None:
+        log = Record(record, _settings(task, model, seed, run, machine))
+        result, state = log.found()
+        if result is not None:
+            return Result.from_dict(result)
+        if state is not None:
+            run.load(state)
+    began = time.perf_counter() - run.seconds
+    try:
+        while not run.over:
+            seen = run.advance()
+            run.seconds = time.perf_counter() - began
+            if seen is not None and log is not None:
+                log.save(run.state(), run.seen())
+            if seen is not None and watch is not None:
+                watch(seen)
+        run.chosen()
+        fitted, sign = run.measured(protocol.fitted), 1 if task.symbols else -1
+        scores = {e.label: sign * run.measured(e) for e in protocol.final}
+    except BaseException:
+        if log is not None:
+            log.stopped(run.step, run.seen())
+        raise
+    outcome = Result(
         task.name,
         model.name,
         seed,
-        tagger.n_layers,
-        sum(p.numel() for p in tagger.parameters()),
-        checks[-1].step,
-        kept,
-        {e.label: sign * measured(e) for e in protocol.final},
+        run.tagger.n_layers,
+        sum(p.numel() for p in run.tagger.parameters()),
+        run.checks[-1].step,
+        run.kept,
+        scores,
         sign * fitted,
         fitted >= protocol.fit,
-        tuple(checks),
+        tuple(run.checks),
         protocol,
         time.perf_counter() - began,
-        f"torch {torch.__version__}, {torch.device(device)}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads",
+        machine,
     )
+    if log is not None:
+        log.finished(outcome.to_dict(), run.seen())
+    return outcome
+
+
+def _settings(task: Task, model: Model, seed: int, run: Training, machine: str) -> dict[str, Any]:
+    """All that decides the result of a run."""
+    return {
+        "task": task.name,
+        "model": model.name,
+        "n_layers": run.tagger.n_layers,
+        "seed": seed,
+        "stack": {"mixer": model.mixer, "mixer_kwargs": _plain(model.mixer_kwargs)}
+        | {"feature": model.feature, "decay": model.decay},
+        "protocol": dataclasses.asdict(run.protocol),
+        "machine": machine,
+    }
+
+
+def _plain(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if values is None else dict(values)
 
 
 def known(what: str, name: str, names: dict[str, Any]) -> Any:

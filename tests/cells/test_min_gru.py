@@ -6,7 +6,7 @@ import mpmath
 import pytest
 import torch
 
-from pararnn import MinGRU, MinLSTM, kernels
+from pararnn import MinGRU, MinLSTM, ParaRNN, kernels, solve
 
 EACH = pytest.mark.parametrize("cls", [MinGRU, MinLSTM])
 
@@ -97,8 +97,62 @@ def test_states_below_zero_are_errors(cls, bad):
     h[1, 0, 4] = bad
     with pytest.raises(ValueError, match="h_0: got a negative entry or a NaN"):
         layer(x, h)
-    with pytest.raises(ValueError, match="h_prev: got a negative entry or a NaN"):
+    for call in (
+        lambda: solve(layer, x, h0=h[:, 0]),
+        lambda: solve(layer, x, h0=h[:, 0], method="sequential"),
+        lambda: ParaRNN(layer)(x, h.transpose(0, 1)),
+    ):
+        with pytest.raises(ValueError, match="h0: got a negative entry or a NaN"):
+            call()
+    if bad != bad:  # of a step before
+        y, _ = layer.stream(x[:, 0], h)
+        assert y.isnan().nonzero().tolist() == [[1, 4]]
+        return
+    with pytest.raises(ValueError, match="h_prev: got a negative entry"):
         layer.stream(x[:, 0], h)
+    with pytest.raises(ValueError, match="h: got a negative entry"):
+        layer.step(h[:, 0], x[:, 0])
+    with pytest.raises(ValueError, match="h: got a negative entry"):
+        ParaRNN(layer).step(x[:, 0], h.transpose(0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("size", [0.0, 1e1, 1e3, 1e5, 1e8])
+def test_two_closed_gates_have_their_ratio(dtype, size):
+    """By 50 digits, in the step, the loop, the scan and shooting: f/(f + i) of the drives as they
+    are rounded, however small both gates."""
+    torch.manual_seed(0)
+    layer = MinLSTM(3, 5, dtype=dtype)
+    u = torch.randn(2, 4, 3, 5, dtype=torch.float64)
+    u[:, :, :2] -= size
+    u = u.flatten(2).to(dtype)
+    h, want = torch.full((2, 5), 0.5, dtype=torch.float64), []
+    with mpmath.workdps(50):
+        for t in range(4):
+            f, i, n = u[:, t].double().unflatten(-1, (3, 5)).unbind(1)
+            new = torch.empty_like(h)
+            for b in range(2):
+                for j in range(5):
+                    a, c, v = (mpmath.mpf(float(k[b, j])) for k in (f, i, n))
+                    ratio = (
+                        mpmath.log1p(mpmath.exp(-c)) - mpmath.log1p(mpmath.exp(-a))
+                        if (size < 1e2)
+                        else a - c
+                    )  # log(1 + exp(x)) is x, to more than 400 digits
+                    keep = 1 / (1 + mpmath.exp(-ratio))
+                    g = v + 0.5 if v >= 0 else 1 / (1 + mpmath.exp(-v))
+                    new[b, j] = float(keep * mpmath.mpf(float(h[b, j])) + (1 - keep) * g)
+            h = new
+            want.append(h)
+    want = torch.stack(want, 1)
+    bound = 1e-13 if dtype == torch.float64 else 5e-6  # log f of size 10 is rounded to 1e-6
+    for method in ("auto", "sequential", "newton", "shooting"):
+        states = solve(layer, drives=u, method=method).states.double()
+        assert ((states - want) / want).abs().max() < bound, method
+    state = layer.init_state(2)
+    for t in range(4):
+        state = layer.step(state, drives=u[:, t])
+        assert ((state.double() - want[:, t]) / want[:, t]).abs().max() < bound
 
 
 @EACH

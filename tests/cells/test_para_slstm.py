@@ -119,6 +119,30 @@ def test_first_step_is_exact(forget, dtype, i):
 
 
 @FORGET
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("i", "f"), [(-2e4, 0.0), (-1e8, -1e8), (-1e30, 3.0), (0.0, 2e4), (0.0, 1e30), (1e30, 1e8)]
+)
+def test_an_empty_state_is_a_case(forget, dtype, i, f):
+    """Whatever the gates, the first step gives o tanh(z), in the step and in every solve; gradients
+    are finite and those that do not go through the gates."""
+    cell = still_cell(forget, i=i, f=f, z=0.7, o=0.3, dtype=dtype)
+    z, o = torch.tensor(0.7, **DOUBLE).tanh(), torch.tensor(0.3, **DOUBLE).sigmoid()
+    x = torch.zeros(1, 1, 1, dtype=dtype)
+    found = [cell.step(cell.init_state(1), x[:, 0])[:, None]]
+    found += [solve(cell, x, method=m).states for m in ("auto", "sequential", "newton", "shooting")]
+    bound = 4 * torch.finfo(dtype).eps
+    for states in found:
+        assert (states[0, 0, 3, 0].double() - o * z).abs() < bound
+        cell.zero_grad()
+        states[0, 0, 3, 0].backward()
+        slopes = cell.in_proj.bias.grad.double()
+        assert slopes[:2].eq(0).all()
+        assert (slopes[2] - o * (1 - z * z)).abs() < bound
+        assert all(p.grad is None or p.grad.isfinite().all() for p in cell.parameters())
+
+
+@FORGET
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_large_gates(forget, dtype):
     """Pre-activations of ±100 in every combination, in random order."""

@@ -95,6 +95,38 @@ def test_verify_fails_with_status_1(capsys, monkeypatch):
     assert "FAIL" in out
 
 
+@pytest.mark.parametrize("verdicts", [(True, False), (False, True), (False, False)])
+def test_verify_fails_if_any_variant_does(capsys, monkeypatch, verdicts):
+    """Not only the last one."""
+    import pararnn.layers
+
+    given = iter(verdicts)
+
+    class Report:
+        def __init__(self) -> None:
+            self.passed = next(given)
+
+    monkeypatch.setattr(pararnn.layers, "verify_agreement", lambda module, x, dt: Report())
+    status, _, _ = run(capsys, "verify", "ParaGRU", "--length", "3")
+    assert status == 1
+
+
+def test_files_of_the_current_folder_replace_no_module(tmp_path):
+    """It is searched last, and only for what is named as module:name."""
+    trap = "import sys; print('trap'); sys.exit(7)\n"
+    for name in ("torch", "sympy", "json", "numpy"):
+        (tmp_path / f"{name}.py").write_text(trap)
+    (tmp_path / "mine.py").write_text(
+        "from pararnn import ParaGRU\ndef cell():\n    return ParaGRU(2, 3)\n"
+    )
+    code = "import sys; from pararnn import cli; sys.exit(cli.main(sys.argv[1:]))"
+    for arguments, status in ((("list",), 0), (("verify", "mine:cell", "--length", "4"), 0)):
+        command = [sys.executable, "-P", "-c", code, *arguments]
+        path = {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=path)
+        assert (done.returncode, "trap" in done.stdout) == (status, False), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -151,8 +152,9 @@ def test_error_bound(kind, window, tol):
         want = recurrent_states(module, z, e, 0.4).states
         found = sweep_states(module, z, e, 0.4, window=window, tol=tol, certify=True)
     error = float((found.states - want).abs().max())
-    rounding = 1e-14  # what is left of windows that became exact
-    assert error <= found.error_bound + rounding
+    # What the bound grants rounding: twice 8 roundings of the radius a step, over 33 steps.
+    rounding = 2 * 8 * 33 * 2.0 * 2.0**-53
+    assert error <= found.error_bound
     assert found.error_bound <= 2.5 * error + rounding
     assert sweep_states(module, z, e, 0.4, tol=tol).error_bound is None
 
@@ -216,22 +218,68 @@ def test_what_is_not_finite_is_not_called_converged(value, window):
 
 
 def test_a_correction_that_overflows_does_not_settle():
-    """A first correction beyond the largest number, where the states are finite: the loop is to
-    find them."""
+    """A first correction beyond the largest number, where the states are finite: it is not settled
+    until what the step makes of the states before has replaced it."""
     step, want, calls = Steps(dynamics(bounded_state=False), 0.4), normal(1, 3, 7), []
 
-    def mismatch(values):
-        """Of the states ``want``, with an infinite correction of the second at first."""
+    def reach(values):
+        """The states ``want``, with an infinite second one at first."""
         calls.append(values)
-        residual = want - values
+        reached = want.clone()
         if len(calls) == 1:
-            residual[:, 1] = torch.inf
-        return residual, step.slopes(torch.zeros_like(values))
+            reached[:, 1] = torch.inf
+        return reached, step.slopes(torch.zeros_like(values))
 
-    found = sweep(mismatch, torch.zeros_like(want), want.new_ones(1, 1), 1e-13, 3)
+    found = sweep(reach, torch.zeros_like(want), 1e-13, 1)
     assert not found.values[:, 1:].isfinite().any()
     assert found.settled[:, 0].all()
     assert not found.settled[:, 1:].any()
+    calls.clear()
+    found = sweep(reach, torch.zeros_like(want), 1e-13, 3)
+    assert torch.equal(found.values, want)
+
+
+def loop(module, z, e, strength):
+    """The recurrence in float64, step by step."""
+    wide = copy.deepcopy(module).double()
+    with torch.no_grad():
+        return recurrent_states(wide, z.double(), e.double(), strength, measure=False).states
+
+
+@pytest.mark.parametrize(
+    ("radius", "start"),
+    [(8.0, 1e4), (8.0, 1e12), (1e-3, 0.02), (1e-6, 1.0), (8.0, 1e-3), (1e20, 1e15)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_errors_are_measured_against_the_states_themselves(radius, start, dtype):
+    """Also where the start is far larger, and where all of them are small."""
+    module = dynamics(state_radius=radius).to(dtype)
+    z, e = (start * normal(3, 7)).to(dtype), normal(3, 33, 5, seed=1).to(dtype)
+    found = sweep_states(module, z, e, 0.4, certify=True)
+    want = loop(module, z, e, 0.4)
+    error = (found.states - want).abs()
+    relative = float((error.amax(-1) / want.abs().amax(-1).cummax(1).values).max())
+    assert found.converged
+    assert relative < (1e-5 if dtype == torch.float32 else 1e-12)
+    rounding = 33 * torch.finfo(dtype).eps
+    assert relative < 10 * found.error_estimate + rounding
+    assert float(error.max()) <= found.error_bound
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bound_holds_or_is_infinite(seed, dtype):
+    """In dynamics that spread roundings until the states have nothing to do with each other, and in
+    dynamics that spread them a little."""
+    module = dynamics(dt=2.0, state_radius=8.0, hidden_size=24).to(dtype)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.mul_(1.5 + seed)
+    z, e = normal(2, 7, seed=seed).to(dtype), normal(2, 80, 5, seed=seed + 9).to(dtype)
+    found = sweep_states(module, z, e, 0.4, window=40, certify=True)
+    error = float((found.states - loop(module, z, e, 0.4)).abs().max())
+    assert error <= found.error_bound
+    assert found.error_bound < math.inf or error > 1e-7
 
 
 @pytest.mark.parametrize("kind", ["directions", "direct"])

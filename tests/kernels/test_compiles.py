@@ -17,32 +17,38 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import triton.language as tl
 from pararnn import get_cell
-from pararnn.kernels.launch import kernels
+from pararnn.kernels import launch
+from pararnn.kernels.body import Body, Shape
 
 name, kind, state, unroll, block = sys.argv[1:4] + [int(v) for v in sys.argv[4:]]
 spec = get_cell(name).factory(3, 4).spec
-found = kernels(spec, unroll, True, (True, len(spec.slots) > 1))
-narrow = {"u", "dt", "last", "grad", "u_bar"} | {f"w{i}" for i in range(20)}
-wide = {"h0", "final", "others", "rest", "h0_bar", "w_bar", "dt_bar", "edges", "h", "out"}
-constants = dict(D=128, WIDTH=128 * len(spec.projected), PACKED=True, DENSE=True, BLOCK=block,
-                 ALIGNED=True, DTYPE=getattr(tl, state), SEVERAL=True, MEET=kind == state,
-                 PART=kind == state)
-short = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
+body = Body(spec, unroll, True, (True, len(spec.slots) > 1))
+columns = 128 * len(spec.projected)
+shape = Shape(128, columns, True, True, block, getattr(tl, state))
+short = {"float32": "*fp32", "float64": "*fp64", "bfloat16": "*bf16", "float16": "*fp16"}
+narrow, wide = short[kind], short[state]
+inputs = (narrow,) * (1 + body.timed.value) + ("*u8",)
+several = len(spec.slots) > 1
+types = dict(
+    inputs=inputs, weights=(narrow,) * body.params.value, batch=("i32",) * len(inputs),
+    strides=("i32",) * len(inputs), channels=("i32",), stored=(narrow, wide)[: 1 + several],
+    grads=(narrow, wide)[: 1 + several], grad_strides=("i32",) * 3, bars=(narrow,),
+    h0=wide, gap_bar=wide if body.timed.value else "constexpr", final=wide, h0_bar=wide, w_bar=wide,
+    edges=wide, h=wide, out=wide, miss="*fp32", tol="fp32",
+)
+constants = dict(body=body, shape=shape, SEVERAL=True, MEET=kind == state, PART=kind == state,
+                 gap_bar=None)
 for kernel in ("forward", "readjoint", "decode"):  # every walk is in them
-    fn = found[kernel]
-    given = {k: v for k, v in constants.items() if k in fn.arg_names}
-    signature = {}
-    for arg in fn.arg_names:
-        if arg in given:
-            signature[arg] = "constexpr"
-        elif arg in narrow | wide:
-            signature[arg] = "*" + short[kind if arg in narrow else state]
-        elif arg in ("r", "miss"):
-            signature[arg] = {"r": "*u8", "miss": "*fp32"}[arg]
-        else:
-            signature[arg] = "fp32" if arg == "tol" else "i32"
-    source = ASTSource(fn, signature, constexprs={(fn.arg_names.index(k),): v
-                                                  for k, v in given.items()})
+    fn = getattr(launch, kernel)
+    if kernel == "decode":
+        constants["body"] = Body(spec, 1)
+        types |= dict(inputs=inputs[:-1], batch=types["batch"][:-1])
+    signature, values = {}, {}
+    for i, arg in enumerate(fn.arg_names):
+        signature[arg] = types.get(arg, "constexpr" if arg in constants else "i32")
+        if signature[arg] == "constexpr":
+            values[(i,)] = constants[arg]
+    source = ASTSource(fn, signature, constexprs=values)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
     assert made.asm["cubin"], kernel
 """

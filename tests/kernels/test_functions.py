@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from pararnn.solvers.torch_backend import snap
+from pararnn.solvers.torch_backend import NAMESPACE
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -197,8 +197,10 @@ def test_the_grid_of_angles(kit, dtype):
     np.testing.assert_array_equal(applied(kit, "nearest", x), np.rint(x))
     x = np.where(np.abs(x) < 1e4, x, 1).astype(dtype)
     m = np.resize(np.array([2, 3, 4, 6, 250], dtype), x.shape)
-    got, want = applied(kit, "snap", x, m), snap(torch.tensor(x), torch.tensor(m)).numpy()
-    np.testing.assert_allclose(got, want, 2 * np.finfo(dtype).eps, 0)
+    for function in ("snap", "snap_angle"):
+        got = applied(kit, function, x, m)
+        want = NAMESPACE[function](torch.tensor(x), torch.tensor(m)).numpy()
+        np.testing.assert_allclose(got, want, 2 * np.finfo(dtype).eps, 0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

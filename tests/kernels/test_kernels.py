@@ -320,10 +320,10 @@ def test_the_record_of_mismatches(kit):
 
 def test_a_loose_tolerance_is_kept(kit):
     """Corrections stop at the tolerance that was asked for, and states are within it."""
-    case = kit.Case("ParaGRU[diag]", T=9, length=3, warmup=3, tol=0.3, scale=0.3)
+    case = kit.Case("ParaGRU[diag]", T=9, length=3, warmup=3, tol=0.6, scale=0.3)
     data = kit.draw(case)
     want = kit.expected_states(case, data)
     last, _, _, miss = kit.forward(case, data)
-    assert 0 < float(miss[0].max()) < 0.3
+    assert 0 < float(miss[0].max()) < 0.6  # relative to the largest states
     off = float((last.cpu().double() - want[:, 1:, -1]).abs().max())
     assert 1e-9 < off < 0.6

@@ -1,17 +1,22 @@
 """Random Specs through the kernels, against autograd through the expressions as they were written.
 
-The Specs and their interpreter are those of ``tests/solvers/test_random_specs.py``.
+The Specs and their interpreter are those of ``conformance/random_specs.py``.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from pararnn import NewtonConfig, sequential_apply, solve
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # for `conformance`; behind an installed pararnn, if there is one
+
+from conformance.random_specs import build  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::pararnn.SpecWarning")
 
@@ -20,23 +25,14 @@ SEEDS = (20, 24, 0, 2, 22, 23, 25, 27, 34, 62, 74, 77, 83, 86, 88, 93, 96, 99, 1
          140, 143)  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def specs():
-    path = Path(__file__).parents[1] / "solvers" / "test_random_specs.py"
-    found = importlib.util.spec_from_file_location("random_specs", path)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     "kinks", [pytest.param(False, marks=pytest.mark.slow), True], ids=["smooth", "kinks"]
 )
 @pytest.mark.parametrize(
     "seed", [pytest.param(s, marks=pytest.mark.slow) if i > 0 else s for i, s in enumerate(SEEDS)]
 )
-def test_states_and_gradients(kit, specs, seed, kinks):
-    cell = specs.build(seed, kinks).to(kit.DEVICE)
+def test_states_and_gradients(kit, seed, kinks):
+    cell = build(seed, kinks).to(kit.DEVICE)
     torch.manual_seed(seed)
 
     def draw(*shape):

@@ -182,6 +182,27 @@ def test_cotangents_of_parts(kit, which):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["ParaGRU[diag]", "ParaLSTM", "ParaSLSTM[exp]"])
+def test_strided_parameters(kit, name):
+    """Every other number of a longer vector, as a fused optimizer may keep them: forward, backward
+    and a single step read the same numbers as the loop."""
+    p = problem(kit, name)
+    for m in p.cell.spec.map_list:
+        long = torch.randn(2 * p.cell.channels, dtype=torch.float64, device=kit.DEVICE) / 3
+        setattr(p.cell, m.name, torch.nn.Parameter(long[::2]))
+        assert getattr(p.cell, m.name).stride() == (2,)
+    leaves, found = p.leaves(), []
+    for solution in (p.eager(), p.solve(NewtonConfig(backend="fused", chunk_length=2))):
+        loss = solution.states.square().sum() + solution.final_state.sum()
+        found.append((solution.states, *torch.autograd.grad(loss, leaves)))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        x, h = torch.randn(2, 2, dtype=torch.float64, device=kit.DEVICE), p.given["h0"]
+        got = pararnn.decode(p.cell, x, h, backend="fused")
+        torch.testing.assert_close(got, p.cell.step(h, x), rtol=1e-9, atol=1e-12)
+
+
 def test_strided_start(kit):
     p = problem(kit, resets=False)
     h0 = p.given["h0"].detach().mT.contiguous().mT

@@ -6,12 +6,13 @@ import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import pararnn
-from pararnn import Spec
+from pararnn import Spec, kernels
 from pararnn.kernels import channelwise, source
 from pararnn.kernels.plan import CORRECTIONS, Plan, plan
 from pararnn.spec import tanh
@@ -28,23 +29,16 @@ def test_text_is_python_and_reads_the_same(name):
     text = source(spec_of(name))
     assert text == source(spec_of(name))
     functions = {f.name for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
-    assert functions == {
-        *("step", "step_jacobian", "adjoint", "walk", "walk_back"),
-        *("forward", "correct", "repair", "adjoint_chunks", "readjoint", "decode"),
-    }
-    assert source(spec_of(name), resets=True) != text
-    longer = source(spec_of(name), unroll=16)
-    assert len(text) < len(longer) < 3 * len(text)
+    assert functions == {"step", "step_jacobian", "adjoint"}
 
 
 PRINT = """
 import hashlib, pararnn
-from pararnn import Spec
+from pararnn import Spec, kernels
 from pararnn.kernels import channelwise, source
 for name in {names}:
     spec = pararnn.get_cell(name).factory(2).spec
-    for resets in (False, True):
-        print(hashlib.sha256(source(spec, 4, resets).encode()).hexdigest())
+    print(hashlib.sha256(source(spec).encode()).hexdigest())
 import sys
 assert "triton" not in sys.modules
 """
@@ -62,24 +56,66 @@ def test_text_is_the_same_in_every_process():
     assert len(found) == 1
 
 
-def test_one_text_for_all_sizes(kit):
+def test_one_body_for_all_sizes(kit):
     """Nothing is printed or compiled again for another batch, length or chunk."""
-    from pararnn.kernels.launch import kernels
+    from pararnn.kernels.body import body
 
-    kernels.cache_clear()
+    body.cache_clear()
     for B, T, length in ((1, 2, 0), (2, 3, 0), (2, 3, 2), (3, 4, 1)):
         case = kit.Case("linear", B=B, T=T, length=length, h0=B > 1)
         kit.forward(case, kit.draw(case))
-    assert kernels.cache_info().misses == 1
+    assert body.cache_info().misses == 1
 
 
-def test_sizes_are_not_specialized(kit):
+@pytest.mark.parametrize("module", ["walk", "walk_back", "reduce"])
+def test_sizes_are_not_specialized(module):
     """Triton compiles a kernel again when a specialized argument changes, so sizes are not."""
-    text = source(spec_of("ParaLSTM"))
-    for kernel in ("forward", "correct", "repair", "adjoint_chunks", "readjoint"):
-        head = text[: text.index(f"def {kernel}(")].splitlines()[-1]
-        for name in ("B", "T", "L", "chunks", "blocks"):
-            assert f"'{name}'" in head, (kernel, name)
+    tree = ast.parse((Path(kernels.__file__).parent / f"{module}.py").read_text())
+    sizes = {"B", "T", "L", "W", "chunks", "blocks", "once", "k"}
+    launched = 0
+    for f in tree.body:
+        if isinstance(f, ast.FunctionDef) and isinstance(f.decorator_list[0], ast.Call):
+            (named,) = [
+                w.value for w in f.decorator_list[0].keywords if w.arg == "do_not_specialize"
+            ]
+            assert sizes & {a.arg for a in f.args.args} == set(ast.literal_eval(named)), f.name
+            launched += 1
+    assert launched
+
+
+def test_making_a_cell_prints_no_kernel():
+    code = (
+        "import pararnn.kernels.programs as p; p.print_program = None; import pararnn, sys\n"
+        "pararnn.ParaGRU(3, 4); pararnn.ParaLSTM(3, 4); assert 'triton' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_constants_are_told_apart_by_what_they_call():
+    """Triton's caches know a compile-time constant by its key."""
+    pytest.importorskip("triton")
+    from pararnn.kernels.body import Body, Shape
+
+    spec, other = spec_of("ParaGRU[diag]"), spec_of("ParaLSTM")
+    made = Body(spec, 4)
+    assert made == Body(spec, 4)
+    assert hash(made) == hash(Body(spec, 4))
+    different = [
+        Body(spec, 8),
+        Body(spec, 4, True),
+        Body(spec, 4, grads=(True, True)),
+        Body(other, 4),
+    ]
+    different.append(Body(spec, 4, apart=True))
+    assert len({repr(b) for b in (made, *different)}) == 6
+    assert all(made != b for b in different)
+    import triton.language as tl
+
+    shapes = [
+        Shape(8, 24, p, d, 32, t) for p in (0, 1) for d in (0, 1) for t in (tl.float32, tl.float64)
+    ]
+    assert len({repr(s) for s in shapes}) == 8
 
 
 def test_unused_specs_are_forgotten_by_name_only():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -249,11 +250,87 @@ def test_a_step_that_is_not_a_function_fails():
     assert not verify_agreement(Plain(broken=True), torch.randn(2, 30, 3)).passed
 
 
-def test_nan_on_both_sides_agrees_and_on_one_side_does_not():
+def test_what_is_not_finite_is_no_pass():
+    """Both runs have the same NaN: that is agreement, and no success."""
     cell = ParaGRU(3, 4)
     x = torch.randn(2, 30, 3)
     x[0, 5] = torch.nan
+    report = verify_agreement(cell, x)
+    (layer,) = report.layers
+    assert not report.passed
+    assert (report.verdict, layer.verdict) == ("NOT FINITE", "NOT FINITE")
+    assert layer.error <= layer.tolerance
+    assert not layer.converged
+    assert not layer.finite
+    assert layer.residual == torch.inf
+    assert "agree in which states are not finite" in str(report)
+    assert report.to_dict()["layers"][0]["residual"] is None
+    with torch.no_grad():
+        cell.in_proj.weight[0, 0] = torch.nan
+    assert not verify_agreement(cell, torch.randn(2, 30, 3)).passed
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_one_layer_that_differs_fails_a_stack(broken):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(ParaRNN(Written(3, 3)) for _ in range(3)))
+    model[broken].cells[0].error = 1e-2
+
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnns = model
+
+        def forward(self, x):
+            for rnn in self.rnns:
+                x = rnn(x)[0]
+            return x
+
+    report = verify_agreement(Chain(), torch.randn(2, 30, 3))
+    assert [layer.passed for layer in report.layers] == [i != broken for i in range(3)]
+    assert not report.passed
+    assert report.verdict == "FAIL"
+
+
+def test_a_solve_that_is_right_by_chance_and_did_not_converge_fails(monkeypatch):
+    """``converged`` counts, however small the error is."""
+    from types import SimpleNamespace
+
+    from pararnn.layers import agreement
+
+    original = agreement.solve
+
+    def unsure(*args, **kwargs):
+        found = original(*args, **kwargs)
+        names = ("iterations", "passes", "residual", "residual_history", "fallback")
+        report = {name: getattr(found, name) for name in names}
+        progress = SimpleNamespace(converged=False, **report)
+        return dataclasses.replace(found, progress=progress)
+
+    monkeypatch.setattr(agreement, "solve", unsure)
+    report = verify_agreement(ParaGRU(3, 4), torch.randn(2, 30, 3))
+    assert report.layers[0].error <= report.layers[0].tolerance
+    assert not report.passed
+    assert report.verdict == "FAIL"
+
+
+def test_small_states_are_compared_to_themselves(monkeypatch):
+    """A difference of 1 % of states of size 1e-8 is seen."""
+    from pararnn.layers import agreement
+
+    torch.manual_seed(0)
+    cell, x = ParaGRU(3, 4), 1e-8 * torch.randn(2, 30, 3)
+    with torch.no_grad():
+        cell.in_proj.bias.zero_()
     assert verify_agreement(cell, x).passed
+    original = agreement.sequential_states
+    monkeypatch.setattr(agreement, "sequential_states", lambda task: 1.01 * original(task))
+    report = verify_agreement(cell, x)
+    assert not report.passed
+    assert report.layers[0].error == pytest.approx(0.01, rel=0.1)
+
+
+def test_what_differs_in_what_is_finite():
 
     class Exploding(Written):
         def recurrence(self, h, u, w):

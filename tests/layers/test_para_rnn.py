@@ -21,6 +21,7 @@ from pararnn import (
     MinGRU,
     NewtonConfig,
     ParaGRU,
+    ParaLSTM,
     ParaM2RNN,
     ParaRNN,
     SignedMinGRU,
@@ -455,3 +456,118 @@ def test_it_learns():
         loss.backward()
         optimizer.step()
     assert float(loss) < 0.15
+
+
+def test_steps_drop_nothing_in_evaluation():
+    """Dropout between layers is for training, in a step as in a sequence."""
+    torch.manual_seed(0)
+    rnn = ParaRNN(ParaGRU(3, 4), num_layers=3, dropout=0.9)
+    x, zeros = torch.randn(2, 5, 3), []
+    for training in (False, True):
+        rnn.train(training)
+        whole, _ = rnn(x)
+        state, steps = None, []
+        for x_t in x.unbind(1):
+            y, state = rnn.step(x_t, state)
+            steps.append(y)
+        gap = (torch.stack(steps, 1) - whole).abs().max()
+        zeros.append(float(gap.detach()))
+    assert zeros[0] < 1e-6 < 1e-2 < zeros[1]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_states_of_several_slots_are_not_unpacked(depth):
+    """``out, (h, c) = …`` would take layers for slots."""
+    rnn = ParaRNN(ParaLSTM(3, 4), num_layers=depth)
+    for found in (rnn(torch.randn(2, 5, 3)), rnn(torch.randn(5, 3)), rnn.step(torch.randn(2, 3))):
+        _, h_n = found
+        with pytest.raises(TypeError, match=r"expected 'out, h_n = rnn\(x\)'"):
+            _h, _c = h_n
+        assert type(h_n[0]) is type(h_n + 1) is type(h_n.detach()) is torch.Tensor
+        assert h_n.shape[0] == depth
+        again = copy.deepcopy(h_n.detach()), pickle.loads(pickle.dumps(h_n.detach()))
+        assert all(torch.equal(a, h_n) for a in again)
+    assert type(pickle.loads(pickle.dumps(rnn(torch.randn(2, 5, 3))[1].detach()))) is torch.Tensor
+    with torch.no_grad():
+        _, h_n = rnn(torch.randn(2, 5, 3))
+        assert type(pickle.loads(pickle.dumps(h_n))) is torch.Tensor
+    rnn(torch.randn(2, 5, 3), h_n)[0].sum().backward()
+    _, plain = ParaRNN(ParaGRU(3, 4), num_layers=2)(torch.randn(2, 5, 3))
+    assert len(list(plain)) == 2
+
+
+@pytest.mark.parametrize("make", [ParaGRU, ParaLSTM, MinGRU])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_lengths_are_those_of_a_packed_sequence(make, batch_first):
+    torch.manual_seed(0)
+    rnn = ParaRNN(make(3, 4), num_layers=2, batch_first=batch_first).double()
+    lengths = torch.tensor([3, 7, 1, 0])
+    x = torch.randn(4, 7, 3, dtype=torch.float64)
+    x[torch.arange(7) >= lengths[:, None]] = float("nan")
+    given = x if batch_first else x.transpose(0, 1)
+    given.requires_grad_()
+    output, h_n = rnn(given, lengths=lengths)
+    (gradient,) = torch.autograd.grad(output.sum() + h_n.sum(), given)
+    assert gradient.isfinite().all()
+    output = output if batch_first else output.transpose(0, 1)
+    packed = pack_padded_sequence(x[:3], lengths[:3], batch_first=True, enforce_sorted=False)
+    wanted, finals = rnn(packed)
+    wanted, _ = pad_packed_sequence(wanted, batch_first=True)
+    near = {"rtol": 0, "atol": 1e-14}  # of another batch size
+    torch.testing.assert_close(output[:3], wanted, **near)
+    torch.testing.assert_close(h_n[:, :3], finals, check_dtype=True, **near)
+    start = torch.stack([c.init_state(1)[0] for c in rnn.cells])
+    assert torch.equal(h_n[:, 3], start)
+    single, last = rnn(x[0], lengths=torch.tensor(3))
+    torch.testing.assert_close(single, output[0], **near)
+    torch.testing.assert_close(last, h_n[:, 0], **near)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kind"),
+    [
+        ([1, 2], TypeError),
+        (torch.tensor([1.0, 2.0]), TypeError),
+        (torch.tensor([1, 2, 3]), ValueError),
+        (torch.tensor([1, 6]), ValueError),
+        (torch.tensor([-1, 2]), ValueError),
+    ],
+)
+def test_wrong_lengths(lengths, kind):
+    with pytest.raises(kind, match=r"lengths: got .* expected"):
+        ParaRNN(ParaGRU(3, 4))(torch.randn(2, 5, 3), lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("dropout", "0.1"),
+        ("dropout", True),
+        ("dropout", 1.0),
+        ("batch_first", 1),
+        ("num_layers", True),
+        ("num_layers", 0),
+        ("num_layers", 1.5),
+        ("solver", "fast"),
+        ("solver", []),
+        ("config", {}),
+    ],
+)
+def test_wrong_arguments_are_named(argument, value):
+    with pytest.raises((TypeError, ValueError), match=f"{argument}: got .*expected"):
+        ParaRNN(ParaGRU(3, 4), **{argument: value})
+
+
+@pytest.mark.parametrize("make", [ParaGRU, MinGRU, DeltaMinGRU])
+def test_final_states_of_packed_sequences_are_not_rounded(make):
+    torch.manual_seed(0)
+    more = {"n_heads": 2} if make is DeltaMinGRU else {}
+    rnn = ParaRNN(make(3, 4, **more)).bfloat16()
+    x, lengths = torch.randn(3, 9, 3, dtype=torch.bfloat16), torch.tensor([4, 9, 6])
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    output, h_n = rnn(packed)
+    assert (output.data.dtype, h_n.dtype) == (torch.bfloat16, torch.float32)
+    assert not torch.equal(h_n, h_n.bfloat16().float())
+    for row, n in enumerate(lengths.tolist()):
+        _, alone = rnn(x[row : row + 1, :n])
+        torch.testing.assert_close(h_n[:, row], alone[:, 0], rtol=1e-5, atol=1e-5)

@@ -18,9 +18,10 @@ directions = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "
 
 @pytest.fixture(params=["linear", "recentred"])
 def path(request, monkeypatch):
-    """Both ways of computing: linear space where no state can grow, and relative to maxima."""
+    """Both ways of computing: in linear space, and relative to maxima."""
     if request.param == "recentred":
-        monkeypatch.setattr(module, "_cannot_grow", lambda *_: False)
+        monkeypatch.setattr(module, "_stays", lambda *_: False)
+        monkeypatch.setattr(module, "LARGEST", -1.0)  # no state is left in linear space
     return request.param
 
 

@@ -84,8 +84,8 @@ def test_what_is_not_finite_stays_in_its_channel_and_after_it(bad):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e200])
 def test_rows_keep_their_bits(bad):
-    """A NaN in one row, or a product of it that overflows, is nothing to the others; and a NaN is
-    nothing to the steps before it."""
+    """A NaN in one row, or a product of it that overflows, is nothing to the others, and nothing to
+    the steps before it."""
     coefficients, b, x0, _ = problem(200)
 
     def run():
@@ -96,5 +96,4 @@ def test_rows_keep_their_bits(bad):
     coefficients[4][1, 77:80, 3] = bad
     got = run()
     assert torch.equal(got[0], clean[0])
-    if bad != 1e200:
-        assert torch.equal(got[1, :77], clean[1, :77])
+    assert torch.equal(got[1, :77], clean[1, :77])

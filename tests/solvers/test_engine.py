@@ -8,6 +8,7 @@ import torch
 from pararnn.scan import Diagonal
 from pararnn.solvers.engine import Plan, mismatch_of, run
 from pararnn.solvers.partition import Partition
+from pararnn.solvers.scale import sizes
 
 
 class Toy:
@@ -20,6 +21,9 @@ class Toy:
         self.walked = 0
         self.starts = []
 
+    def cuts(self):
+        return None
+
     def algebra(self, kind):
         return Diagonal() if kind == "exact" else None
 
@@ -28,6 +32,9 @@ class Toy:
 
     def project(self, starts):
         return starts
+
+    def sizes(self, first):
+        return sizes(self.out, first, self.partition, None, Diagonal())
 
     def walk(self, starts, *, write, kind="none", chunks=slice(None), first=0, keep=None):
         if write:
@@ -58,7 +65,6 @@ class Toy:
 def plan(**changes):
     settings = {
         "tol": 1e-13,
-        "scale": 1.0,
         "warmup": 2,
         "first_kind": "exact",
         "later_kind": "exact",
@@ -169,11 +175,12 @@ def test_mismatch():
     inf, nan = torch.inf, torch.nan
     ends = torch.tensor([[[1.0], [inf], [nan], [inf], [nan], [1.0], [100.0], [-inf]]])
     starts = torch.tensor([[[1.5], [inf], [nan], [1.0], [1.0], [inf], [101.0], [inf]]])
-    difference, relative = mismatch_of(ends, starts, 1.0, 1)
+    difference, relative = mismatch_of(ends, starts, torch.ones_like(ends), 1)
     assert relative[0, :3].tolist() == [0.5, 0.0, 0.0]
     assert difference[0, 1:3].tolist() == [[0.0], [0.0]]
     assert bool((relative[0, 3:6] == inf).all())
     assert float(relative[0, 6]) == pytest.approx(0.01)
     assert float(relative[0, 7]) == inf
-    _, relative = mismatch_of(ends[..., :1] * 1e-9, starts[..., :1] * 1e-9, 1e-9, 1)
+    small = ends[..., :1] * 1e-9
+    _, relative = mismatch_of(small, starts[..., :1] * 1e-9, torch.full_like(small, 1e-9), 1)
     assert float(relative[0, 0]) == pytest.approx(0.5), "small systems are measured by their scale"

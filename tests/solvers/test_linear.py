@@ -59,7 +59,7 @@ def test_linearized_recurrence(specimen, reverse, resets, length):
     b = torch.randn(state.shape, generator=g, dtype=torch.float64)
     x0 = torch.randn(state[:, 0].shape, generator=g, dtype=torch.float64)
     mask = torch.rand(2, length, generator=g) < 0.2 if resets else None
-    linear = linearized(Problem(None, None, mask), dynamics, state, u)
+    linear = linearized(Problem(None, mask), dynamics, state, u)
     got = linear.solve(b, x0, reverse=reverse)
     x, want = x0, torch.empty_like(b)
     for t in reversed(range(length)) if reverse else range(length):

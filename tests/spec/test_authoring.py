@@ -11,6 +11,7 @@ import pytest
 import sympy
 import torch
 
+import pararnn.spec
 from pararnn.spec import Spec, SpecError, exp, log, sigmoid, softplus, tanh
 
 
@@ -280,3 +281,48 @@ def test_another_number_of_drives():
 def test_other_errors_pass():
     with pytest.raises(KeyError), Spec("S"):
         {}["x"]
+
+
+EVIL = "__import__('pathlib').Path('{0}').touch()"
+
+
+def test_text_is_no_expression(tmp_path):
+    """SymPy would run it."""
+    mark = tmp_path / "executed"
+    text = EVIL.format(mark)
+    places = {
+        "let": lambda s, h, w: s.let("z", text),
+        "next": lambda s, h, w: s.next(h, text),
+        "map": lambda s, h, w: w(text),
+        "contract": lambda s, h, w: s.contract("q", text, over="d"),
+        "read": lambda s, h, w: s.read("q", text, over="d"),
+        "sum": lambda s, h, w: s.let("z", h + text),
+        "list": lambda s, h, w: s.let("z", [text]),
+    }
+    language = pararnn.spec
+    for f in (language.cos, language.exp, language.expm1, language.log, language.log1p,
+              language.positive, language.sigmoid, language.sin, language.softplus,
+              language.tanh):  # fmt: skip
+        places[f.__name__] = lambda s, h, w, f=f: s.let("z", f(text))
+    for f in (language.maximum, language.snap):
+        places[f.__name__] = lambda s, h, w, f=f: s.let("z", f(h, text))
+    for place, write in places.items():
+        with pytest.raises((SpecError, TypeError)), Spec("S") as s:
+            h = s.state("h")
+            s.drives("u")
+            write(s, h, s.map("w", structure="diagonal"))
+        assert not mark.exists(), place
+
+
+@pytest.mark.parametrize(
+    "name", ['a""" + x', "a\nimport os", "\x1b[2J", "a\\", "\u202eabc", 3, None]
+)
+def test_names_that_would_leave_what_they_are_printed_in(name):
+    with pytest.raises(SpecError, match="expected"):
+        Spec(name)
+    with pytest.raises(SpecError, match="expected"):
+        Spec("S", axes=("d;", "e"))
+    with pytest.raises(SpecError, match="expected"):
+        Spec("S", axes="d")
+    with pytest.raises(SpecError, match="latex"), Spec("S") as s:
+        s.state("h", latex="\x1b[2J")

@@ -58,7 +58,7 @@ SMOOTH = [p for p in PRIMITIVES.values() if p.name in SLOPE]
 
 
 def test_all_but_those_with_kinks_are_here():
-    kinks = {"maximum", "heaviside", "positive", "positive_slope", "snap"}
+    kinks = {"maximum", "heaviside", "positive", "positive_slope", "snap", "snap_angle"}
     assert {p.name for p in PRIMITIVES.values()} - set(SLOPE) == kinks
 
 

@@ -49,16 +49,38 @@ def test_positive(backend):
 
 @pytest.mark.parametrize("backend", ["float64", "mpmath", "torch"])
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 6, 250])
-def test_snap_is_the_nearest_multiple(backend, m):
+@pytest.mark.parametrize("function", ["snap", "snap_angle"])
+def test_snap_is_the_nearest_multiple(backend, m, function):
     x = np.random.default_rng(m).normal(scale=4, size=500)
     if backend == "torch":
-        got = NAMESPACE["snap"](torch.tensor(x), torch.tensor(float(m))).numpy()
+        got = NAMESPACE[function](torch.tensor(x), torch.tensor(float(m))).numpy()
     else:
-        got = numbers(backend, "snap", x, float(m))
+        got = numbers(backend, function, x, float(m))
     step = 2 * math.pi / m
     k = got / step
     np.testing.assert_allclose(k, np.round(k), atol=1e-12)
-    assert (np.abs(got - x) <= step / 2 * (1 + 1e-12)).all()
+    turns = np.round((x - got) / (2 * math.pi))  # are taken off an angle, and only there
+    assert function == "snap_angle" or (turns == 0).all() or m == 1
+    assert (np.abs(got + 2 * math.pi * turns - x) <= step / 2 * (1 + 1e-12)).all()
+    if function == "snap_angle":
+        assert (np.abs(got) <= np.nextafter(math.pi, 4)).all()
+    else:
+        assert (np.abs(got - x) <= step / 2 * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 6, 250])
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e9])
+def test_large_angles_keep_their_digits(m, size):
+    """Sine and cosine of the multiple that is nearest to a float32 angle, by 40 digits."""
+    x = (size * torch.randn(300, dtype=torch.float64)).float()
+    got = NAMESPACE["snap_angle"](x, torch.tensor(float(m)))
+    with mpmath.workdps(40):
+        step = 2 * mpmath.pi / m
+        want = [mpmath.nint(mpmath.mpf(v) / step) * step for v in x.tolist()]
+        cosine = torch.tensor([float(mpmath.cos(v)) for v in want])
+        sine = torch.tensor([float(mpmath.sin(v)) for v in want])
+    assert (torch.cos(got) - cosine).abs().max() < 3e-7  # |θ| ≤ π: half an ulp of θ, and one
+    assert (torch.sin(got) - sine).abs().max() < 3e-7
 
 
 def test_snap_rounds_halves_to_even():
@@ -100,10 +122,11 @@ def test_bounds(ends):
     else:
         assert (np.abs(np.where(x < 0, slopes * (1 - 2 * value), 0)) <= curvature).all()
     for m in (1.0, 3.0, -4.0):
-        image = ROW["snap"].image(box, Interval(m))
-        value = numbers("float64", "snap", x, m)
-        assert image.lo <= value.min()
-        assert value.max() <= image.hi
+        for function in ("snap", "snap_angle"):
+            image = ROW[function].image(box, Interval(m))
+            value = numbers("float64", function, x, m)
+            assert image.lo <= value.min()
+            assert value.max() <= image.hi
     assert ROW["snap"].slopes((box, Interval(2.0)))[0] == 1
     assert ROW["snap"].curvature(box, Interval(2.0)) == 0
     assert ROW["snap"].image(box, Interval(-1.0, 1.0)).hi == np.inf

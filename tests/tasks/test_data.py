@@ -181,6 +181,20 @@ def test_recall():
     assert filler.unique().numel() == 64
 
 
+@pytest.mark.parametrize(
+    ("length", "pairs"), [(24, 8), (30, 6), (256, 16), (256, 32), (7, 2), (97, 1)]
+)
+def test_recall_does_not_contradict_itself(length, pairs):
+    """A key that is asked for is written once, and stands nowhere between."""
+    batch = drawn("MQAR", batch=40, length=length, pairs=pairs)
+    for x, y in zip(batch.x.tolist(), batch.y.tolist(), strict=True):
+        asked, between = x[length - pairs :], x[2 * pairs : length - pairs]
+        assert not set(asked) & set(between)
+        writings = [(a, b - 32) for a, b in itertools.pairwise(x[: length - pairs]) if a < 32 <= b]
+        for key, value in zip(asked, y[length - pairs :], strict=True):
+            assert [b for a, b in writings if a == key] == [value]
+
+
 @pytest.mark.parametrize(("length", "pairs"), [(23, 8), (200, 33), (10, 0)])
 def test_recall_that_cannot_be(length, pairs):
     with pytest.raises(ValueError, match="pairs"):

@@ -16,6 +16,8 @@ from pararnn.tasks import (
     WORDS,
     Evaluation,
     Protocol,
+    Record,
+    Result,
     Tagger,
     evaluate,
     probe,
@@ -29,7 +31,7 @@ SMALL = Protocol(
     every=2,
     check=Evaluation(2, 9, 2),
     validation=Evaluation(5, 12, 2),
-    fitted=Evaluation(5, 12, 2),
+    fitted=Evaluation(6, 12, 2),
     final=(Evaluation(3, 9, 2), Evaluation(4, 20, 1)),
 )
 
@@ -41,7 +43,8 @@ def small(**changes):
 def test_seeds_of_the_word_problems():
     """Fixed, and different from the seeds of all training streams."""
     assert (WORDS.check.seed, WORDS.check.length, WORDS.check.batches) == (2, 64, 2)
-    assert (WORDS.validation.seed, WORDS.validation.length) == (5, 128)
+    assert (WORDS.validation.seed, WORDS.validation.length) == (6, 128)
+    assert (WORDS.fitted.seed, WORDS.fitted.length) == (5, 128)
     assert [(e.seed, e.length, e.batches) for e in WORDS.final] == [
         (3, 64, 4),
         (4, 256, 4),
@@ -51,6 +54,8 @@ def test_seeds_of_the_word_problems():
     for protocol in (WORDS, *PROTOCOLS.values()):
         for e in (protocol.check, protocol.validation, protocol.fitted, *protocol.final):
             assert e.seed % 10_000 != 1
+        judging = {protocol.fitted.seed, *(e.seed for e in protocol.final)}
+        assert not {protocol.check.seed, protocol.validation.seed} & judging
     assert set(PROTOCOLS) < set(TASKS)
 
 
@@ -114,8 +119,10 @@ def test_best_weights_are_kept_and_measured():
     scores = [c.score for c in result.checks]
     assert result.steps == 12
     assert scores[-1] < max(scores)
-    assert result.fitted == max(scores)
     assert result.kept == result.checks[scores.index(max(scores))].step
+    # stopped there, the same weights are judged, by batches that did not choose them
+    there = probe("parity", "GRU", protocol=small(goal=2.0, lr=1.0, steps=result.kept))
+    assert (result.fitted, result.scores) == (there.fitted, there.scores)
     resting = probe("parity", "GRU", protocol=small(select="best", lr=0.0))
     assert resting.kept == 2  # the first of equals
 
@@ -125,7 +132,7 @@ def test_squared_errors():
     result = probe("pendulum", "GRU", protocol=small(steps=3, select="best", fit=-0.5))
     assert [c.step for c in result.checks] == [2, 3]
     assert all(c.score < 0 for c in result.checks)
-    assert result.fitted == -max(c.score for c in result.checks)
+    assert 0.5 < result.fitted / -max(c.score for c in result.checks) < 2
     assert all(score > 0 for score in result.scores.values())
     assert result.fit == (result.fitted <= 0.5)
 
@@ -153,13 +160,14 @@ def test_a_result_is_data():
     seen = []
     result = probe("MQAR", "GRU", n_layers=2, protocol=small(length=30, final=(
         Evaluation(4, 60, 1, {"pairs": 16}),), check=Evaluation(2, 30, 1),
-        fitted=Evaluation(2, 30, 1)), watch=seen.append)  # fmt: skip
+        fitted=Evaluation(7, 30, 1)), watch=seen.append)  # fmt: skip
     assert tuple(seen) == result.checks
     data = json.loads(json.dumps(result.to_dict()))
     assert list(data["scores"]) == ["60 pairs=16"]
     assert data["n_layers"] == 2
     assert data["protocol"]["steps"] == 6
     assert data["checks"][0]["step"] == 2
+    assert Result.from_dict(data) == result
     assert str(result).startswith("MQAR GRU L=2 seed 0: @60 pairs=16 0.")
 
 
@@ -190,7 +198,94 @@ def test_runs_that_cannot_be(arguments, message):
         probe(task, model, n_layers=layers[0] if layers else None, protocol=SMALL)
 
 
-@pytest.mark.parametrize("wrong", [{"select": "last"}, {"steps": 0}])
+class Stop(Exception):
+    pass
+
+
+def stopping(step, error):
+    def watch(check):
+        if check.step == step:
+            raise error
+
+    return watch
+
+
+def events(folder):
+    (path,) = folder.glob("*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("task", "select"), [("S3", "early"), ("pendulum", "best")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, task, select, error):
+    """Bit for bit; with a learning rate at which the last weights are not the best ones."""
+    protocol = small(steps=12, select=select, lr=0.3, goal=2.0)
+    whole = probe(task, "signed", protocol=protocol)
+    for step in (4, 10):
+        with pytest.raises(error):
+            probe(task, "signed", protocol=protocol, record=tmp_path, watch=stopping(step, error))
+        *_, last = events(tmp_path)
+        assert last["event"] == "stopped"
+        assert last["kept"] == step
+        assert last["note"].startswith("partial: no result")
+        assert [e["step"] for e in events(tmp_path)[1:-1]] == list(range(2, step + 1, 2))
+    before = torch.get_rng_state()
+    found = probe(task, "signed", protocol=protocol, record=tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert dataclasses.replace(found, seconds=whole.seconds) == whole
+    assert found.seconds > 0
+    assert [e["event"] for e in events(tmp_path)] == ["run", *["check"] * 6, "result"]
+    assert [p.suffix for p in tmp_path.iterdir()] == [".jsonl"]
+    assert probe(task, "signed", protocol=protocol, record=tmp_path) == found  # runs no more
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
+    """Nothing could be written at the end: no line says that it was stopped."""
+    whole = probe("parity", "GRU", protocol=SMALL)
+    monkeypatch.setattr(Record, "stopped", lambda *_: None)
+    with pytest.raises(Stop):
+        probe("parity", "GRU", protocol=SMALL, record=tmp_path, watch=stopping(4, Stop))
+    assert [e["event"] for e in events(tmp_path)] == ["run", "check", "check"]
+    found = probe("parity", "GRU", protocol=SMALL, record=tmp_path)
+    assert dataclasses.replace(found, seconds=whole.seconds) == whole
+
+
+def test_a_run_that_is_stopped_before_its_first_check(tmp_path):
+    def draw(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe(dataclasses.replace(TASKS["S3"], draw=draw), "GRU", protocol=SMALL, record=tmp_path)
+    assert events(tmp_path)[-1]["kept"] == 0
+    found = probe("S3", "GRU", protocol=SMALL, record=tmp_path)
+    assert found.checks == probe("S3", "GRU", protocol=SMALL).checks
+
+
+def test_a_record_is_of_one_run(tmp_path):
+    with pytest.raises(Stop):
+        probe("parity", "GRU", protocol=SMALL, record=tmp_path, watch=stopping(4, Stop))
+    with pytest.raises(
+        ValueError, match="of a run whose protocol differ, expected those of this run"
+    ):
+        probe("parity", "GRU", protocol=small(lr=1e-4), record=tmp_path)
+    probe("parity", "GRU", protocol=small(lr=1e-4), seed=1, record=tmp_path)  # files of its own
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"select": "last"},
+        {"steps": 0},
+        {"validation": Evaluation(6, 30, 1)},
+        {"check": Evaluation(4, 30, 1)},
+        {"fitted": Evaluation(2, 30, 1)},
+        {"final": (Evaluation(9, 30, 1), Evaluation(5, 300, 1))},
+        {"fitted": Evaluation(20_001, 30, 1)},
+    ],
+)
 def test_protocols_that_cannot_be(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    name = next(iter(wrong))
+    with pytest.raises(
+        ValueError, match="got seed|with seed" if name in ("fitted", "final") else name
+    ):
         small(**wrong)
