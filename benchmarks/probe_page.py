@@ -325,6 +325,7 @@ def recall_table(found: Found) -> str:
             str(runs[0]["n_layers"]),
             f"{runs[0]['parameters']:,}",
             str(len(runs)),
+            spent(runs),
             mean([r["fitted"] for r in runs]),
             *(mean([r["scores"][label] for r in runs]) for label in labels),
             f"{sum(r['fit'] for r in runs)}/{len(runs)}",
@@ -333,8 +334,8 @@ def recall_table(found: Found) -> str:
     ]
     if not lines:
         return "Not run yet.\n"
-    head = ["Model", "layers", "parameters", "seeds", "64 steps, 8 pairs", "256, 16 pairs",
-            "256, 32 pairs", "fits"]  # fmt: skip
+    head = ["Model", "layers", "parameters", "seeds", "steps", "length 64, 8 pairs",
+            "256, 16 pairs", "256, 32 pairs", "fits"]  # fmt: skip
     return table("Recall", head, lines)
 
 
