@@ -193,8 +193,10 @@ def time_gaps(cell: Any, dt: object, lead: tuple[int, ...]) -> Tensor | None:
 
 def readable(value: Tensor) -> bool:
     """Whether the numbers of a tensor can be looked at without waiting: on the CPU, and neither
-    traced nor mapped over."""
+    traced (by a compiler, or by a mode that sees every operation) nor mapped over."""
     if value.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._is_functional_tensor(value):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(value)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from .._checks import readable
 from .autograd import scan
@@ -112,6 +113,7 @@ def _stays(coeffs: Tensor, values: Tensor, first: Tensor, logarithm: bool) -> bo
     if not all(map(readable, (coeffs, values, first))) or not coeffs.numel():
         return False
     with torch.no_grad():
+        coeffs, values, first = (unpack_dual(x).primal for x in (coeffs, values, first))
         least, most = values.aminmax()
         start = first.amax() if logarithm else first.abs().amax().log()
         fits = float(least) >= -LARGEST and float(torch.maximum(most, start)) <= LARGEST

@@ -371,7 +371,7 @@ def cotangents(case: Case, last: Tensor, others: Tensor, final: Tensor) -> dict[
 
 
 def close(what: str, got: Tensor, want: Tensor, case: Case, terms: int = 1) -> None:
-    """Within ``16 T`` roundings of the state's dtype relative to the largest entry or to 1, and the
+    """Within ``16 T`` roundings of the state's dtype relative to the largest entry, and the
     mismatch that the solver leaves at the chunks' borders; half a unit in the last place of a
     half-precision result more. ``terms`` numbers were added."""
     got = got.detach().cpu().double()
@@ -380,12 +380,12 @@ def close(what: str, got: Tensor, want: Tensor, case: Case, terms: int = 1) -> N
     usual = torch.isfinite(want)
     infinite = [torch.where(usual, 0.0, t.nan_to_num(0.0, torch.inf)) for t in (got, want)]
     assert torch.equal(*infinite), f"{what}: other infinities"
-    size = max(1.0, float(want[usual].abs().max()) if bool(usual.any()) else 0.0)
+    size = float(want[usual].abs().max()) if bool(usual.any()) else 0.0
     rounding = 16 * max(case.T, 4) * EPS[case.state]
     if 0 < case.length < case.T:
         rounding += plan_of(case).tol * plan_of(case).chunks(case.T)
     bound = rounding * size * terms**0.5
-    allowed = torch.full_like(want, bound)
+    allowed = torch.full_like(want, max(bound, torch.finfo(case.state).tiny))
     if case.dtype in (torch.bfloat16, torch.float16):
         # Triton's interpreter cuts bfloat16 off where a GPU rounds.
         units = 1.0 if case.dtype == torch.bfloat16 and DEVICE == "cpu" else 0.5

@@ -6,6 +6,7 @@ and inputs.
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import re
 import sys
@@ -92,7 +93,6 @@ MUTANTS = (
     Mutant("no correction of cotangents", r"if tl.max\(loose.to\(tl.int32\)\) > 0:", "if chunk < 0:", "walk_back.readjoint", several(T=4)),
     Mutant("cotangents look one chunk ahead", r"while \(right < chunks - 1\)", "while (right < 0)", "walk_back.shift_back_of", several()),
     Mutant("Jacobian not transposed", r"more, body, True\)", "more, body, False)", "walk_back.shift_back_of", several(LSTM)),
-    Mutant("absolute scale of states", r"return sized\(values\[i\], past\[i\]\)", "return tl.maximum(tl.abs(values[i]), 1.0)", "tuples.scale_of", several(scale=1e-6, T=8)),
     Mutant("size of cotangents not used", r"far\(shift\[i\], scale, tol\)", "far(shift[i], 1e15, tol)", "walk_back.loose_back", several(T=4)),
     Mutant("gradient of h0 of another chunk", r"if chunk == 0:", "if chunk == 1:", "walk_back.store_sums", several(T=4, warmup=4)),
     Mutant("gradients of grad's strides", r"tl.cast\(grad_strides\[1\], tl.int64\)", "shape.width", "walk_back.grad_steps", {"flat": True, "grads": ("last",)}),
@@ -190,6 +190,21 @@ def test_every_mutant_is_noticed(kit, mutant, mutated):
     with pytest.raises(AssertionError, match=r"off by|NaN in|infinities|repairs"):
         check(kit, kit.Case(**mutant.case))
     assert any(counts), "the mutant no longer fits the text"
+
+
+def small(kit):
+    case = kit.Case("ParaGRU[diag]", T=8, length=2, warmup=1, h0=False)
+    data = kit.draw(case)
+    return case, dataclasses.replace(data, u=data.u * 1e-8)
+
+
+def test_an_absolute_scale_is_noticed(kit, mutated):
+    kit.verify(*small(kit))
+    scale = r"return sized\(values\[i\], past\[i\]\)"
+    absolute = "return tl.maximum(tl.abs(values[i]), 1.0)"
+    assert any(mutated(Mutant("absolute scale", scale, absolute, "tuples.scale_of")))
+    with pytest.raises(AssertionError, match="off by"):
+        kit.verify(*small(kit))
 
 
 @pytest.mark.slow

@@ -138,7 +138,10 @@ def test_the_operator_is_well_formed():
     a, b, h0 = (x.requires_grad_() for x in inputs_of("linear"))
     for kind, reverse in (("diagonal", False), ("diagonal", True)):
         torch.library.opcheck(
-            torch.ops.pararnn.affine_scan.default, (a, b, h0, kind, reverse), rtol=1e-9, atol=1e-9
+            torch.ops.pararnn.affine_scan.default,
+            (a, b, h0, None, kind, reverse),
+            rtol=1e-9,
+            atol=1e-9,
         )
 
 
