@@ -34,15 +34,15 @@ _STATE = "that the state has a row for each row of tokens, and is of a model of 
 class DRMState:
     """Where a sequence can be taken up, at the end of a block.
 
+    A state keeps the graph that it comes from. To train on a long text with an update a piece, go on from
+    :meth:`detached`: a second backward pass through the graph of an earlier update is PyTorch's error.
+
     Attributes
     ----------
     z : Tensor
         ``(B, d_state)``.
     memory : Tensor, optional
         ``(B, d_state)``; None where no memory is carried.
-
-    A state keeps the graph that it comes from. To train on a long text with an update a piece, go on from
-    :meth:`detached`: a second backward pass through the graph of an earlier update is PyTorch's error.
     """
 
     z: Tensor
