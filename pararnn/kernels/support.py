@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, lru_cache
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import torch
@@ -13,6 +15,11 @@ from torch import Tensor
 
 from ..spec import Spec
 from .programs import programs_text, unprintable
+
+
+OLDEST = (3, 6)
+"""The first Triton with what the kernels are written in: tuples of tensors, and constants of any
+class."""
 
 
 @lru_cache(maxsize=256)
@@ -41,15 +48,30 @@ def missing(device: torch.device) -> str | None:
         return f"the tensors are on {device.type!r}, and the kernels need a CUDA device"
     if device.type == "cuda" and torch.version.cuda is None:
         return "this build of PyTorch is not for CUDA"
-    if not installed():
+    version = installed()
+    if version is None:
         return "Triton is not installed (pip install 'pararnn[gpu]')"
+    if version < OLDEST:
+        return (
+            f"the kernels need Triton {dotted(OLDEST)} or newer, and {dotted(version)} is installed"
+        )
     return None
 
 
 @cache
-def installed() -> bool:
-    """Whether there is a Triton to import."""
-    return importlib.util.find_spec("triton") is not None
+def installed() -> tuple[int, int] | None:
+    """The version of the Triton that can be imported; None if there is none."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    for name in ("triton", "pytorch-triton"):
+        with suppress(PackageNotFoundError):
+            major, minor, *_ = metadata.version(name).split(".")
+            return int(major), int(minor)
+    return OLDEST  # one that no package manager knows: let it try
+
+
+def dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 @cache

@@ -476,6 +476,7 @@ def test_auto_on_a_cpu_is_eager():
 
 
 def test_missing_says_what_is_missing(monkeypatch):
+    import importlib.metadata
     import importlib.util
 
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
@@ -490,6 +491,11 @@ def test_missing_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     installed.cache_clear()
     assert "pip install 'pararnn[gpu]'" in missing(cuda)
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.5.1")
+    installed.cache_clear()
+    assert "need Triton 3.6 or newer, and 3.5 is installed" in missing(cuda)
     installed.cache_clear()
 
 
