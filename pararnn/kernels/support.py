@@ -16,7 +16,6 @@ from torch import Tensor
 from ..spec import Spec
 from .programs import programs_text, unprintable
 
-
 OLDEST = (3, 6)
 """The first Triton with what the kernels are written in: tuples of tensors, and constants of any
 class."""
