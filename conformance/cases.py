@@ -131,7 +131,9 @@ def drawn(case: Case, cell: Any = None) -> Problem:
     with torch.no_grad():
         for p in cell.parameters():
             p.copy_(
-                (normal(*p.shape) * p.shape[-1] ** -0.5 * 10.0**case.weights).clamp(-1e30, 1e30)
+                (normal(*p.shape) * [1, *p.shape][-1] ** -0.5 * 10.0**case.weights).clamp(
+                    -1e30, 1e30
+                )
             )
     spec, B, T = cell.spec, case.batch, case.length
     shapes = [s for d, s in zip(spec.drive_list, spec.drive_shapes(cell.sizes), strict=True)

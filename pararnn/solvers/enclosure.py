@@ -221,11 +221,15 @@ def _snap(x: Ball | float, m: Ball | float) -> Ball:
 
 
 def _snap_angle(x: Ball | float, m: Ball | float) -> Ball:
-    """Less whole turns; where the multiple is not certain, so is the turn."""
-    (count, unit), order = _counted(Ball.of(x), Ball.of(m)), Ball.of(m).value
-    whole = count.value - order * (count.value / order).round()
-    radius = torch.as_tensor(count.radius)
-    unsure = torch.where(radius > 0, radius + order.abs(), radius)
+    """Less whole turns. Between small whole numbers that is exact; else it may be one turn more."""
+    (count, unit), order = _counted(Ball.of(x), Ball.of(m)), Ball.of(m)
+    turns = order.value * (count.value / order.value).round()
+    radius = torch.as_tensor(count.radius) + torch.as_tensor(order.radius)
+    small = (order.value.abs() < 2**26) & (count.value.abs() < 2**26)
+    exact = small & (order.value == order.value.round()) & (radius == 0)
+    whole = (count.value - turns).nan_to_num(0.0)
+    most = order.value.abs() + torch.as_tensor(order.radius)
+    unsure = torch.where(exact, torch.zeros_like(whole), 2 * (whole.abs() + most) + 1)
     return Ball(whole, unsure) * unit
 
 

@@ -261,8 +261,9 @@ def test_expressions_that_do_not_vary_along_all_axes(mode, kind):
 def test_jacobian_kinds(specimen):
     """Every kind that is formed gives the same states; the others are refused by name."""
     cell = build(specimen)
-    x = torch.randn(2, 30, 2, dtype=torch.float64)
+    x = 0.3 * torch.randn(2, 30, 2, dtype=torch.float64)  # more, and "nodes" overflows
     want = sequential_apply(cell, x)
+    assert bool(want.isfinite().all())
     for kind in ("auto", "exact", "quasi", "none"):
         config = NewtonConfig(chunk_length=6, jacobian=kind, warmup=2, iteration_cap=40)
         try:
