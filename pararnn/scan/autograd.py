@@ -150,7 +150,8 @@ def reached(met: Tensor, resets: Tensor | None, reverse: bool) -> Tensor:
     if resets is not None:  # one at a step cuts off what follows: the step itself is still met
         resets = chained(resets, torch.zeros_like(resets[:, 0]), reverse)
     count = met.float()
-    return affine_scan(torch.ones_like(count), count, resets=resets, reverse=reverse) > 0
+    start = torch.zeros_like(count[:, 0])
+    return scan(torch.ones_like(count), count, start, reverse=reverse, resets=resets) > 0
 
 
 def _silenced(value: Tensor, idle: Tensor) -> Tensor:

@@ -139,7 +139,8 @@ class Chunks:
             x0 = self._lanes(self.states)[before_it][:, 0 if self.reverse else -1]
             self._lanes(self.states)[place] = self._walked(place, x0)
             if 0 <= following < edges:
-                wrong[(row, following, *lane)] = self._misses(place, x0)
+                next_edge: Place = (row, following, *lane)
+                wrong[next_edge] = self._misses(place, x0)
 
     def _last(self, x: Tensor) -> Tensor:
         return x[:, :, 0 if self.reverse else -1]
