@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .._checks import full_precision, readable
+from .._operators import watched
 from .._precision import exactly
 from .affine import affine_scan
 from .algebra import Algebra, Block, Diagonal, Left, MaxPlus
@@ -141,17 +142,22 @@ def _previous(states: Tensor, x0: Tensor, reverse: bool) -> Tensor:
 
 def doubtful(*values: Tensor) -> bool:
     """Whether some number may not be finite: a sum tells, where it can be looked at."""
-    return not all(readable(v) and bool(v.detach().sum().isfinite()) for v in values)
+    if watched(v.detach() for v in values) or not all(map(readable, values)):
+        return True
+    return not all(bool(v.detach().sum().isfinite()) for v in values)
 
 
-def reached(met: Tensor, resets: Tensor | None, reverse: bool) -> Tensor:
+def reached(
+    met: Tensor, resets: Tensor | None, reverse: bool, again: Callable[..., Tensor] | None = None
+) -> Tensor:
     """Whether a cotangent has been met at a step or before it, in the direction of the adjoint, and
     with no reset between the two: at the others the cotangent of the state is exactly zero."""
     if resets is not None:  # one at a step cuts off what follows: the step itself is still met
         resets = chained(resets, torch.zeros_like(resets[:, 0]), reverse)
     count = met.float()
     start = torch.zeros_like(count[:, 0])
-    return scan(torch.ones_like(count), count, start, "diagonal", reverse, resets) > 0
+    run = again or AffineScan.apply
+    return run(torch.ones_like(count), count, start, resets, "diagonal", reverse) > 0
 
 
 def _silenced(value: Tensor, idle: Tensor) -> Tensor:
@@ -159,12 +165,19 @@ def _silenced(value: Tensor, idle: Tensor) -> Tensor:
     return value.masked_fill(idle & ~value.isfinite(), 0)
 
 
-def _heard(op: Tensor, g: Tensor, resets: Tensor | None, algebra: Algebra, reverse: bool) -> Tensor:
+def _heard(
+    op: Tensor,
+    g: Tensor,
+    resets: Tensor | None,
+    algebra: Algebra,
+    reverse: bool,
+    again: Callable[..., Tensor] | None = None,
+) -> Tensor:
     """Operators of the adjoint, from the cotangents ``g`` of the states that they move; without
     numbers that are not finite where no such cotangent has been met."""
     if op.shape[1] == 0 or not doubtful(op):
         return op
-    met = reached(algebra.size(g).detach() != 0, resets, reverse)
+    met = reached(algebra.size(g).detach() != 0, resets, reverse, again)
     return _silenced(op, algebra.spread(~met, op))
 
 
@@ -179,7 +192,7 @@ def _backward(ctx: Any, g: Tensor, again: Callable[..., Tensor]) -> tuple[Tensor
 
     def run(op: Tensor, x0: Tensor, states: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         adjoint = algebra.transpose(op)
-        moved = _heard(adjoint[:, later], g[:, later], cuts, algebra, not reverse)
+        moved = _heard(adjoint[:, later], g[:, later], cuts, algebra, not reverse, again)
         rest = again(moved, g[:, earlier], g[:, last], cuts, ctx.kind, not reverse)
         ends = [rest, g[:, last].unsqueeze(1)]
         cotangent = torch.cat(ends[::-1] if reverse else ends, 1)

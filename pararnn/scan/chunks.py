@@ -125,6 +125,7 @@ class Chunks:
         if wrong is None:
             return
         wrong = wrong if self.algebra.entrywise else wrong.flatten(2).any(2)
+        lane: list[Any]
         row, edge, *lane = wrong.nonzero(as_tuple=True)
         place: Place = (row, edge + 1 if self.reverse else edge, *lane)
         wrong[(row, edge, *lane)] = self._misses(place, self.starts[place])
@@ -134,12 +135,12 @@ class Chunks:
                 continue
             ended, chunk, following = (i + 1, i, i - 1) if self.reverse else (i, i + 1, i + 1)
             place = (row, chunk, *lane)
-            last: Place = (row, ended, *lane)
-            x0 = self._lanes(self.states)[last][:, 0 if self.reverse else -1]
+            before_it: Place = (row, ended, *lane)
+            x0 = self._lanes(self.states)[before_it][:, 0 if self.reverse else -1]
             self._lanes(self.states)[place] = self._walked(place, x0)
             if 0 <= following < edges:
-                onwards: Place = (row, following, *lane)
-                wrong[onwards] = self._misses(place, x0)
+                next_edge: Place = (row, following, *lane)
+                wrong[next_edge] = self._misses(place, x0)
 
     def _last(self, x: Tensor) -> Tensor:
         return x[:, :, 0 if self.reverse else -1]

@@ -136,13 +136,12 @@ def test_forward_over_reverse(name):
 
 def test_the_operator_is_well_formed():
     a, b, h0 = (x.requires_grad_() for x in inputs_of("linear"))
-    for kind, reverse in (("diagonal", False), ("diagonal", True)):
-        torch.library.opcheck(
-            torch.ops.pararnn.affine_scan.default,
-            (a, b, h0, None, kind, reverse),
-            rtol=1e-9,
-            atol=1e-9,
-        )
+    mask = torch.zeros(a.shape[:2], dtype=torch.bool)
+    mask[:, a.shape[1] // 2] = True
+    for resets, reverse in ((None, False), (None, True), (mask, False), (mask, True)):
+        given = (a, b, h0, resets, "diagonal", reverse)
+        operator = torch.ops.pararnn.affine_scan.default
+        torch.library.opcheck(operator, given, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -350,7 +350,11 @@ def test_functions_enclose(name):
             x = r.choice((-1, 1)) * 10.0 ** r.uniform(*r.choice(((-300, 300), (-3, 3), (-1, 1))))
             x = abs(x) if positive else max(x, -0.99) if name == "log1p" else x
             x = math.copysign(min(abs(x), 700.0), x) if name in ("exp", "expm1") else x
-            x = math.copysign(min(abs(x), 1e40), x) if name in ("sin", "cos", "snap", "snap_angle") else x
+            x = (
+                math.copysign(min(abs(x), 1e40), x)
+                if name in ("sin", "cos", "snap", "snap_angle")
+                else x
+            )
             points.append((x, abs(x) * r.choice((0.0, 1e-16, 1e-9, 1e-3))))
         balls = [
             enclosure.Ball(*(torch.tensor([v], dtype=torch.float64) for v in p)) for p in points
