@@ -221,12 +221,19 @@ def _snap(x: Ball | float, m: Ball | float) -> Ball:
 
 
 def _snap_angle(x: Ball | float, m: Ball | float) -> Ball:
-    """Less whole turns; where the multiple is not certain, so is the turn."""
-    (count, unit), order = _counted(Ball.of(x), Ball.of(m)), Ball.of(m).value
-    whole = count.value - order * (count.value / order).round()
-    radius = torch.as_tensor(count.radius)
-    unsure = torch.where(radius > 0, radius + order.abs(), radius)
-    return Ball(whole, unsure) * unit
+    """Less whole turns, which are exact if both are whole numbers that are certain; else they have
+    the rounding of their parts, and one turn more or less where the nearest one is not certain."""
+    order = Ball.of(m)
+    count, unit = _counted(Ball.of(x), order)
+    turns = count / order
+    near = turns.value.round()
+    sure = (turns.value - near).abs() + turns.radius < 0.5 - EPS * (1 + near.abs())
+    off = torch.where(sure, torch.zeros_like(near), turns.radius + 2 + 0 * near)
+    whole = count - order * Ball(near, off)
+    exact = (torch.as_tensor(count.radius) == 0) & (torch.as_tensor(order.radius) == 0)
+    exact = exact & (order.value == order.value.round()) & (count.value.abs() < 2.0**51)
+    radius = torch.where(exact, torch.zeros_like(near), torch.as_tensor(whole.radius))
+    return Ball(count.value - order.value * near, radius) * unit
 
 
 def _linear(act: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Ball, Ball], Ball]:

@@ -357,7 +357,11 @@ def test_functions_enclose(name):
             x = r.choice((-1, 1)) * 10.0 ** r.uniform(*r.choice(((-300, 300), (-3, 3), (-1, 1))))
             x = abs(x) if positive else max(x, -0.99) if name == "log1p" else x
             x = math.copysign(min(abs(x), 700.0), x) if name in ("exp", "expm1") else x
-            x = math.copysign(min(abs(x), 1e40), x) if name in ("sin", "cos", "snap", "snap_angle") else x
+            x = (
+                math.copysign(min(abs(x), 1e40), x)
+                if name in ("sin", "cos", "snap", "snap_angle")
+                else x
+            )
             points.append((x, abs(x) * r.choice((0.0, 1e-16, 1e-9, 1e-3))))
         balls = [
             enclosure.Ball(*(torch.tensor([v], dtype=torch.float64) for v in p)) for p in points
@@ -407,3 +411,24 @@ def test_faults_are_found(fault, monkeypatch):
     for case in cases:
         with pytest.raises(AssertionError, match="bound"):
             case()
+
+
+def test_whole_turns_are_enclosed():
+    """At half turns, between multiples and far out, for whole orders; certain ones stay narrow."""
+    exact = oracle.BACKENDS["mpmath"]["snap_angle"]
+    r = random.Random(0)
+    for _ in range(400):
+        m = r.randrange(1, 65)
+        x = (r.randrange(-200, 200) + r.choice((0.0, 0.5, r.uniform(-0.5, 0.5)))) * 2 * math.pi / m
+        x *= r.choice((1.0, 1.0, 1e10, 1e18))
+        image = enclosure.BALLS["snap_angle"](
+            *(enclosure.Ball(torch.tensor([float(v)], dtype=torch.float64)) for v in (x, m))
+        )
+        radius = float(torch.as_tensor(image.radius))
+        with mpmath.workdps(100):
+            at = [np.array([mpmath.mpf(v)], object) for v in (x, m)]
+            gap = abs(exact(*at)[0] - mpmath.mpf(float(image.value)))
+        assert gap <= mpmath.mpf(radius), (x, m)
+        position = x * m / (2 * math.pi)
+        if abs(x) < 1e4 and abs(position - round(position)) < 0.49:
+            assert radius < 1e-13
