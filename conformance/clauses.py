@@ -606,7 +606,8 @@ CLAUSES: tuple[Clause, ...] = (
         "Not finite is not a success",
         "Where a state is NaN or infinite, `converged` is false and the residual infinite, on every "
         "path, and `verify_agreement` does not pass: its verdict is `NOT FINITE` where both runs have "
-        "the same states, and `FAIL` where they differ. No other state changes for it (C27).",
+        "the same states, and `FAIL` where they differ. No other state changes for it (C27). A layer "
+        "that forms no states is judged by what it computes, its output and its final state.",
         "exact",
         "",
         "A NaN in one input, all methods; without it, all pass.",

@@ -30,6 +30,8 @@ def linearity(ctx: Context) -> None:
     for _ in ctx.rounds(2):
         cell = ctx.cell()
         x, g, h = ctx.inputs(cell, 3, 1)[:, 0], ctx.state(cell, 3), ctx.state(cell, 3)
+        if all(slot.bounds is not None and slot.bounds[0] == 0 for slot in cell.spec.slots):
+            h = g + h  # so that no mixture below has a negative entry, which such a step refuses
         for share in (0.3, -2.5):
             mixed = advance(cell, share * g + (1 - share) * h, x)
             apart_ = share * advance(cell, g, x) + (1 - share) * advance(cell, h, x)

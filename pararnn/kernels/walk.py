@@ -258,6 +258,15 @@ def mismatch(shift, ends, past, start, lane, body: tl.constexpr):
     return most
 
 
+@triton.jit
+def unbounded(values, lane):
+    """Infinite if a number is not finite, else 0."""
+    most = 0.0
+    for i in tl.static_range(len(values)):
+        most = tl.maximum(most, largest(values[i] - values[i], 1.0, lane))
+    return most
+
+
 @triton.jit(do_not_specialize=["B", "T", "L", "chunks", "blocks", "once", "k"])
 def correct(
     inputs, h0, weights, batch, strides, channels, stored, final, edges, miss,
@@ -282,7 +291,7 @@ def correct(
         jac = load_rows(here, 2 * body.slots, body.entries, N, lane)
         past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
         shift, before, before_past = shift_of(here, chunk, start, past, N, lane, tol, body)
-        note(noted, mismatch(shift, before, before_past, start, lane, body))
+        missed = mismatch(shift, before, before_past, start, lane, body)
         loose = lane & any_far(shift, before, before_past, tol, body)
         if tl.max(loose.to(tl.int32)) > 0:
             steps = time_strides(strides, body, shape)
@@ -297,10 +306,13 @@ def correct(
                 body, shape, not body.linear, MEET,
             )  # fmt: skip
             end = choose(met, end, state)
-            if not body.linear:  # the product of a linear recurrence stays what it was
+            if body.linear:  # the product stays what it was, and may be finite where the end is not
+                missed = tl.maximum(missed, unbounded(end, lane))
+            else:
                 jac = choose(met, jac, product)
             if begin + L >= T:
                 store_slots(final, end, b, d, lane, body, shape)
+        note(noted, missed)
         here = edges + (((k + 1) % 2) * chunks + chunk) * record + lanes
         store_rows(here, 0, start, N, lane, shape)
         store_rows(here, body.slots, end, N, lane, shape)
@@ -311,14 +323,15 @@ def correct(
 
 
 @triton.jit
-def lost(start, loose, body: tl.constexpr):
-    """Of loose lanes, those to repair. An exact correction leaves only those without a start, where
-    a product overflowed."""
+def lost(shift, loose, body: tl.constexpr):
+    """Of loose lanes, those to repair. An exact correction leaves only those in which a start, or the
+    end before it, is not finite: where a product overflowed, or underflowed and hid that a chunk far
+    before is not finite."""
     if body.linear:
-        found = tl.abs(start[0]) < float("inf")
+        kept = tl.abs(shift[0]) < float("inf")
         for i in tl.static_range(1, body.slots):
-            found = found & (tl.abs(start[i]) < float("inf"))
-        return loose & (found == 0)
+            kept = kept & (tl.abs(shift[i]) < float("inf"))
+        return loose & (kept == 0)
     else:
         return loose
 
@@ -351,8 +364,9 @@ def repair(
             start = load_rows(here, 0, body.slots, N, lane)
             end = load_rows(here, body.slots, body.slots, N, lane)
             past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
-            loose = lane & any_far(jumps(ends, start), ends, before_past, tol, body)
-            loose = lost(start, loose, body)
+            shift = jumps(ends, start)
+            loose = lane & any_far(shift, ends, before_past, tol, body)
+            loose = lost(shift, loose, body)
             if tl.max(loose.to(tl.int32)) > 0:
                 total += 1
                 begin = tl.cast(chunk, tl.int64) * L

@@ -37,13 +37,15 @@ class LayerAgreement:
     error_float64
         Against that loop in float64, on the same drives.
     certified
-        Proven bound of the distance to the exact trajectory (infinite: no proof), in units of the
-        state.
+        Proven bound of the distance to the exact trajectory (infinite: no proof). It is no relative
+        error: ``distance`` is what to compare with it.
     amplification
         ``κ``: how much a rounding error can grow along this sequence.
     finite
         Whether all states are numbers. Where they are not, the runs may agree in every bit, and the
         layer does not pass.
+    distance
+        Largest difference from the loop in float64, in units of the state, as ``certified`` is.
     """
 
     layer: str
@@ -66,6 +68,7 @@ class LayerAgreement:
     passed: bool
     reason: str
     finite: bool = True
+    distance: float = math.nan
 
     @property
     def verdict(self) -> str:
@@ -114,7 +117,8 @@ class AgreementReport:
                 + (", sequential fallback" if a.fallback else "")
                 + (" (one chunk: nothing to run in parallel)" if a.method == "sequential" else ""),
                 f"    error {a.error:.1e} (limit {a.tolerance:.1e}), against float64 "
-                f"{a.error_float64:.1e}, certified {proof}",
+                f"{a.error_float64:.1e}",
+                f"    in units of the state: off by {a.distance:.1e}, certified {proof}",
                 f"    {a.reason}",
             ]
         return "\n".join(lines)
@@ -333,6 +337,7 @@ def _compare(call: Call) -> LayerAgreement:
         passed=passed,
         reason=_reason(task, solution, finite, error, tolerance, apart, proof, proven),
         finite=finite,
+        distance=_difference(solution.states, exact, torch.ones_like(exact)),
     )
 
 

@@ -221,16 +221,19 @@ def _snap(x: Ball | float, m: Ball | float) -> Ball:
 
 
 def _snap_angle(x: Ball | float, m: Ball | float) -> Ball:
-    """Less whole turns. Between small whole numbers that is exact; else it may be one turn more."""
-    (count, unit), order = _counted(Ball.of(x), Ball.of(m)), Ball.of(m)
-    turns = order.value * (count.value / order.value).round()
-    radius = torch.as_tensor(count.radius) + torch.as_tensor(order.radius)
-    small = (order.value.abs() < 2**26) & (count.value.abs() < 2**26)
-    exact = small & (order.value == order.value.round()) & (radius == 0)
-    whole = (count.value - turns).nan_to_num(0.0)
-    most = order.value.abs() + torch.as_tensor(order.radius)
-    unsure = torch.where(exact, torch.zeros_like(whole), 2 * (whole.abs() + most) + 1)
-    return Ball(whole, unsure) * unit
+    """Less whole turns, which are exact if both are whole numbers that are certain; else they have
+    the rounding of their parts, and one turn more or less where the nearest one is not certain."""
+    order = Ball.of(m)
+    count, unit = _counted(Ball.of(x), order)
+    turns = count / order
+    near = turns.value.round()
+    sure = (turns.value - near).abs() + turns.radius < 0.5 - EPS * (1 + near.abs())
+    off = torch.where(sure, torch.zeros_like(near), turns.radius + 2 + 0 * near)
+    whole = count - order * Ball(near, off)
+    exact = (torch.as_tensor(count.radius) == 0) & (torch.as_tensor(order.radius) == 0)
+    exact = exact & (order.value == order.value.round()) & (count.value.abs() < 2.0**51)
+    radius = torch.where(exact, torch.zeros_like(near), torch.as_tensor(whole.radius))
+    return Ball(count.value - order.value * near, radius) * unit
 
 
 def _linear(act: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Ball, Ball], Ball]:

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from pararnn import NewtonConfig, ParaGRU, solve
+from pararnn import NewtonConfig, ParaGRU, SignedMinGRU, solve
 
 
 def slow(kit):
@@ -62,3 +62,17 @@ def test_auto_takes_the_kernels_where_they_are_to_be_had(kit, monkeypatch):
     found = solve(slow(kit), torch.randn(1, 4, 2, device=kit.DEVICE))
     assert found.path == "fused"
     assert runs == [1]
+
+
+def test_a_nan_passes_chunks_whose_products_underflow(kit):
+    """A product of 0 hides from later chunks that one far before is not finite."""
+    cell = SignedMinGRU(2, 2).to(kit.DEVICE)
+    u = torch.randn(2, 40, 6, device=kit.DEVICE)
+    u[..., 4:] = 1e-8  # the transition
+    u[1, 9, 0] = torch.nan
+    config = NewtonConfig(backend="fused", chunk_length=8, warmup=2)
+    found = solve(cell, drives=u, config=config)
+    want = solve(cell, drives=u, method="sequential").states
+    assert (found.path, found.chunks, found.converged) == ("fused", 5, False)
+    assert torch.equal(found.states.isnan(), want.isnan())
+    assert bool(found.final_state[1, 0].isnan().any())

@@ -88,7 +88,15 @@ def test_the_limit_grows_with_kappa_where_states_have_no_bounds(mixer):
     assert layer.tolerance == pytest.approx(
         min(1e-3, max(1e-5, 16 * 2.0**-24 * layer.amplification)), rel=1e-12
     )
-    assert layer.error_float64 <= layer.certified < 1e-3
+    assert layer.distance <= layer.certified < 1e-3
     assert layer.reason == "within its limit, and proven"
     if mixer == "givens":
         assert 520 <= layer.amplification <= 520 * 8**0.5 + 1e-6
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_the_distance_is_certified_at_any_size(scale):
+    torch.manual_seed(0)
+    cell = SignedMinGRU(3, 4, bias=False)
+    (layer,) = verify_agreement(cell, torch.randn(2, 60, 3) * scale).layers
+    assert 0 < layer.distance <= layer.certified

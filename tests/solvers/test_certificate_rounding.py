@@ -267,8 +267,15 @@ def test_tame_loops_are_proven(name):
         drives = torch.randn(2, 40, cell.in_proj.out_features, dtype=dtype)
         timed = {} if cell.spec.gap is None else {"dt": torch.rand(2, 40, dtype=dtype)}
         task = prepare(cell, None, None, None, drives=drives, **timed)
-        states = loop(task)  # roundings are as large as states are
-        assert checked(task, states).error_bound < limit * max(1.0, float(states.abs().max()))
+        states = loop(task)
+        proof = checked(task, states)
+        if name == "givens":
+            # Nothing is forgotten: κ is at most T √4. One step is 3 rounds, each 8 ulps of a sine and 3
+            # roundings, of absolute values that a round makes √2 times as large.
+            assert proof.amplification <= 80 * (1 + 1e-6)
+            one = 3 * (8 + 3) * 2**1.5 * torch.finfo(torch.float64).eps
+            limit = max(limit, 80 * one * float(states.abs().max()))
+        assert proof.error_bound < limit
 
 
 def test_the_state_inside_of_snap():
@@ -404,3 +411,24 @@ def test_faults_are_found(fault, monkeypatch):
     for case in cases:
         with pytest.raises(AssertionError, match="bound"):
             case()
+
+
+def test_whole_turns_are_enclosed():
+    """At half turns, between multiples and far out, for whole orders; certain ones stay narrow."""
+    exact = oracle.BACKENDS["mpmath"]["snap_angle"]
+    r = random.Random(0)
+    for _ in range(400):
+        m = r.randrange(1, 65)
+        x = (r.randrange(-200, 200) + r.choice((0.0, 0.5, r.uniform(-0.5, 0.5)))) * 2 * math.pi / m
+        x *= r.choice((1.0, 1.0, 1e10, 1e18))
+        image = enclosure.BALLS["snap_angle"](
+            *(enclosure.Ball(torch.tensor([float(v)], dtype=torch.float64)) for v in (x, m))
+        )
+        radius = float(torch.as_tensor(image.radius))
+        with mpmath.workdps(100):
+            at = [np.array([mpmath.mpf(v)], object) for v in (x, m)]
+            gap = abs(exact(*at)[0] - mpmath.mpf(float(image.value)))
+        assert gap <= mpmath.mpf(radius), (x, m)
+        position = x * m / (2 * math.pi)
+        if abs(x) < 1e4 and abs(position - round(position)) < 0.49:
+            assert radius < 1e-13
