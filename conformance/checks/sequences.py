@@ -129,7 +129,7 @@ def poisoned(ctx: Context, cell: nn.Module, h0: Tensor) -> None:
         clean = ctx.api.solve(cell, x, h0=h0, resets=marks, **options).states
         for poison in (float("nan"), float("inf")):
             given = x.clone()
-            given[row, reset - 5] = poison
+            given[row, reset - 5, : cell.d_in] = poison  # no time gap: clause 28 has its rules
             given.requires_grad_()
             states = ctx.api.solve(cell, given, h0=h0, resets=marks, **options).states
             ctx.same_bits(
