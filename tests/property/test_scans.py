@@ -112,6 +112,14 @@ def test_states(kind, length, dtype, seed, power, forcing, resets, spoiled, reve
         judged("final state", final, want[:, last], allowed[:, last])
 
 
+def same_bits(a, b):
+    """Bit by bit; a NaN is one, whatever its bits are."""
+    number = ~a.isnan()
+    return torch.equal(number, ~b.isnan()) and torch.equal(
+        a[number].view(torch.int32), b[number].view(torch.int32)
+    )
+
+
 @settings(max_examples=examples(40))
 @given(
     st.sampled_from(tuple(SHAPES)), lengths, st.integers(0, 999), powers, st.booleans(),
@@ -129,10 +137,10 @@ def test_causality_and_rows(kind, length, seed, power, reverse, cut, value):
 
     before, other, input_ = states(op, b), op.clone(), b.clone()
     other[:, late], input_[:, late] = other[:, late] * value, input_[:, late] - value
-    assert torch.equal(states(other, input_)[:, early], before[:, early])
+    assert same_bits(states(other, input_)[:, early], before[:, early])
     other, input_ = op.clone(), b.clone()
     other[1:], input_[1:] = other[1:] * value, input_[1:] - value
-    assert torch.equal(states(other, input_)[:1], before[:1])
+    assert same_bits(states(other, input_)[:1], before[:1])
 
 
 @settings(max_examples=examples(40))
