@@ -22,9 +22,11 @@ def lstm_spec() -> Spec:
         c, h = s.state("c", bounds=(-1, 1)), s.state("h", bounds=(-1, 1))
         u_f, u_z, u_o = s.drives("u_f u_z u_o")
         A_f, A_z, A_o, C_f, C_o = s.maps("A_f A_z A_o C_f C_o", structure="diagonal")
-        f = s.let("f", sigmoid(A_f(h) + C_f(c) + u_f))
+        p = s.let("p", A_f(h) + C_f(c) + u_f)
+        f = s.let("f", sigmoid(p))
+        i = s.let("i", sigmoid(-p))  # 1 - f, with its digits where f is near 1
         z = s.let("z", tanh(A_z(h) + u_z))
-        s.next(c, f * c + (1 - f) * z)
+        s.next(c, f * c + i * z)
         o = s.let("o", sigmoid(A_o(h) + C_o(s.updated(c)) + u_o))
         s.next(h, o * tanh(s.updated(c)))
     return s
@@ -134,6 +136,11 @@ class ParaLSTM(BoundedCell):
             Symbol("c_t", "(B, d_h)", "memory, slot 0; zero at the start unless h0 is given"),
             Symbol("h_t", "(B, d_h)", "output, slot 1; zero at the start unless h0 is given"),
             Symbol("f_t, z_t, o_t", "(B, d_h)", "forget gate, candidate, output gate"),
+            Symbol(
+                "p_t, i_t",
+                "(B, d_h)",
+                "the forget gate's argument, and 1 - f_t, with its digits where f_t is near 1",
+            ),
             Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
             Symbol("a_*", "(d_h,)", "recurrent vectors, applied to h"),
             Symbol("c_f, c_o", "(d_h,)", "peepholes: c_f on the old memory, c_o on the new one"),

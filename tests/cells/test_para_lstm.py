@@ -98,18 +98,22 @@ def test_jacobian_is_the_papers(size):
 def test_printed_equations_and_jacobian():
     spec = ParaLSTM(3, 4).spec
     assert [e.latex for e in spec.latex()] == [
-        r"f_t = \sigma(a_f \odot h_{t-1} + c_f \odot c_{t-1} + W_f x_t + b_f)",
+        r"p_t = a_f \odot h_{t-1} + c_f \odot c_{t-1} + W_f x_t + b_f",
+        r"f_t = \sigma(p_t)",
+        r"i_t = \sigma(-p_t)",
         r"z_t = \tanh(a_z \odot h_{t-1} + W_z x_t + b_z)",
-        r"c_t = f_t \odot c_{t-1} + (1 - f_t) \odot z_t",
+        r"c_t = f_t \odot c_{t-1} + i_t \odot z_t",
         r"o_t = \sigma(a_o \odot h_{t-1} + c_o \odot c_t + W_o x_t + b_o)",
         r"h_t = o_t \odot \tanh(c_t)",
     ]
     memory, output = spec.jacobian_latex()
     assert memory == (
         r"\dot{c}_t = f_t \odot \dot{c}_{t-1}"
-        r" + f_t \odot (1 - f_t) \odot (c_{t-1} - z_t) \odot (a_f \odot \dot{h}_{t-1})"
-        r" + f_t \odot (1 - f_t) \odot (c_{t-1} - z_t) \odot (c_f \odot \dot{c}_{t-1})"
-        r" + (1 - f_t) \odot (1 - z_t^{2}) \odot (a_z \odot \dot{h}_{t-1})"
+        r" + (c_{t-1} \odot f_t \odot (1 - f_t) - i_t \odot z_t \odot (1 - i_t))"
+        r" \odot (a_f \odot \dot{h}_{t-1})"
+        r" + (c_{t-1} \odot f_t \odot (1 - f_t) - i_t \odot z_t \odot (1 - i_t))"
+        r" \odot (c_f \odot \dot{c}_{t-1})"
+        r" + i_t \odot (1 - z_t^{2}) \odot (a_z \odot \dot{h}_{t-1})"
     )
     assert output == (
         r"\dot{h}_t = \tanh(c_t) \odot o_t \odot (1 - o_t) \odot (a_o \odot \dot{h}_{t-1})"
@@ -276,3 +280,18 @@ def test_a_solve_is_certified():
     solution = solve(cell, drives=u, config=NewtonConfig(certify=True))
     exact = solve(cell.double(), drives=u.double(), method="sequential").states
     assert float((solution.states.double() - exact).abs().max()) <= solution.error_bound < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "limit"), [(torch.float32, 10.0, 1e-6), (torch.float64, 40.0, 1e-14)]
+)
+@pytest.mark.parametrize("method", ["newton", "shooting"])
+def test_a_memory_that_forgets_little_keeps_what_is_written(dtype, bias, limit, method):
+    """``1 - f`` by a subtraction loses the digits of what a nearly open gate lets in."""
+    torch.manual_seed(0)
+    cell, x = ParaLSTM(3, 4, dtype=dtype), torch.randn(2, 60, 3, dtype=dtype)
+    with torch.no_grad():
+        cell.in_proj.bias[:4] = bias
+    want = solve(cell, x, method="sequential").states
+    found = solve(cell, x, method=method).states
+    assert float((found - want).abs().max() / want.abs().max()) < limit
