@@ -113,7 +113,7 @@ def linear_stages(spec):
     ("name", "want"),
     [
         ("ParaGRU[diag]", 3),  # σ, σ, tanh
-        ("ParaLSTM", 4),  # σ, tanh, σ, tanh of the memory
+        ("ParaLSTM", 5),  # σ of the argument and of its negative, tanh, σ, tanh of the memory
         ("MinGRU[plain]", 3),  # σ(u), σ(−u), g
         ("MinLSTM", 5),  # two softplus, σ(q), σ(−q), g
         ("ParaCfC[published]", 3),

@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant("no correction", r"if tl.max\(loose.to\(tl.int32\)\) > 0:", "if chunk < 0:", "walk.correct", NEWTON),
     Mutant("only neighbours look back", r"while \(left > 0\)", "while (left > 99)", "walk.shift_of", NEWTON),
     Mutant("mismatch with the wrong sign", r"shift = jumps\(ends, state\)", "shift = jumps(state, ends)", "walk.shift_of", NEWTON),
-    Mutant("mismatch not recorded", r"note\(noted, mismatch[^\n]*", "note(noted, 0.0)", "walk.correct", REPAIRED),
+    Mutant("mismatch not recorded", r"note\(noted, missed\)", "note(noted, 0.0)", "walk.correct", REPAIRED),
     Mutant("stops at the first block", r"met = tl.max\(.*", "met = n < 99", "walk.walk", several(length=5, T=10, scale=1.5)),
     # the repair
     Mutant("no repair", r"> broken:", "> 99.0:", "walk.repair", REPAIRED),
