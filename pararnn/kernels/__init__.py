@@ -1,6 +1,6 @@
-"""Fused GPU kernels: one channelwise template, filled from a Spec.
+"""Fused GPU kernels for every channelwise Spec.
 
-``kernels.source(spec)`` is the text of a Spec's kernels. Launching needs Triton and a GPU (or
+``kernels.source(spec)`` is the text of a Spec's device programs, which the kernels call. Launching needs Triton and a GPU (or
 Triton's interpreter, for tests); everything else does not.
 """
 

@@ -17,7 +17,7 @@ from .programs import programs_text, unprintable
 
 @lru_cache(maxsize=256)
 def channelwise(spec: Spec) -> str | None:
-    """Why the template cannot hold a Spec; None if it can."""
+    """Why the kernels cannot run a Spec; None if they can."""
     if not spec.channelwise:
         return f"its maps mix channels (Jacobian class {spec.jac_structure!r})"
     if len(spec.axes) != 1:

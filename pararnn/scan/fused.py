@@ -1,4 +1,4 @@
-"""Scans in one kernel call: the channelwise template, filled with the recurrence itself.
+"""Scans in one kernel call: the channelwise kernels, with the recurrence itself as their Spec.
 
 ``h_t = A_t h_{t−1} + b_t`` is a Spec like any other, with one slot for every entry of a block and a
 drive for every number of ``A_t`` and ``b_t``. Each is a tensor of its own, of any strides, so that
