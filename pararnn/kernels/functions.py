@@ -1,5 +1,5 @@
-"""Device functions of the kernels: the scalar functions of the printed bodies, and what the
-template computes besides."""
+"""Device functions of the kernels: the scalar functions of the printed programs, and what the
+kernels compute besides."""
 
 import triton
 import triton.language as tl
