@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 
 import mpmath
 import pytest
@@ -242,6 +243,27 @@ def test_a_correction_that_overflows_does_not_settle():
     assert torch.equal(found.values, want)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_correction_after_one_that_is_not_finite_tells_no_rate(value, when):
+    """A step that had no number at a guess, in dynamics that contract slowly: not settled at once."""
+    steps, (z, e), calls = Steps(dynamics(dt=0.4), 0.4), problem(), []
+    with torch.no_grad():
+        want = recurrent_states(steps.dynamics, z, e, 0.4).states
+
+        def reach(values):
+            calls.append(1)
+            reached = steps(torch.cat([z.unsqueeze(1), values[:, :-1]], 1), e)
+            slopes, reached = steps.slopes(reached), steps.bounded(reached)
+            if len(calls) == when:
+                reached[0, 20] = value
+            return reached, slopes
+
+        found = sweep(reach, z.unsqueeze(1).expand(-1, 33, -1), 1e-13, 33)
+    assert found.settled.all()
+    torch.testing.assert_close(found.values, want, rtol=0, atol=1e-11)
+
+
 def loop(module, z, e, strength):
     """The recurrence in float64, step by step."""
     wide = copy.deepcopy(module).double()
@@ -293,7 +315,7 @@ def test_starts_whose_metric_may_have_no_factor(start, monkeypatch):
     with torch.no_grad():
         found = sweep_states(module, z, e, 0.4, certify=True)
         with monkeypatch.context() as patched:
-            patched.setattr("pararnn.drm.naturalize.solve_metric", solved)
+            patched.setattr(sys.modules["pararnn.drm.naturalize"], "solve_metric", solved)
             want = loop(module, z, e, 0.4)
     assert want.isfinite().all()
     lost = found.states.isnan()
