@@ -123,7 +123,8 @@ class DRM(nn.Module):
 
     Parts that a configuration has but does not use are frozen (``requires_grad`` is False), so that
     ``DistributedDataParallel`` waits for no gradient of theirs: a risk that is ``'disabled'``, the metric where
-    ``naturalization_strength`` is 0, and corrections that do not act on the path. Losses may look at such a
+    ``naturalization_strength`` is 0, and corrections that do not act on the path. ``torch.autograd.grad`` takes
+    no frozen parameters. Losses may look at such a
     metric, but they train it only after ``model.dynamics.metric.requires_grad_(True)``. Three things get a
     gradient in some steps only, and need ``find_unused_parameters=True`` there: the metric in step 0 of a warm-up
     (or begin with step 1), the learned first state where a state is given, and a risk that is ``'enabled'`` where
