@@ -54,7 +54,8 @@ def results(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     """Logits, states and gradients, on the CPU in float64."""
     out = model(tokens[:, :-1])
     loss = F.cross_entropy(out.logits.flatten(0, 1), tokens[:, 1:].flatten())
-    names, params = zip(*model.named_parameters(), strict=True)
+    trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    names, params = zip(*trained, strict=True)
     grads = torch.autograd.grad(loss, params, allow_unused=True)
     found = {"logits": out.logits, "states": out.states, "z": out.state.z}
     found |= {n: g for n, g in zip(names, grads, strict=True) if g is not None}
@@ -110,7 +111,7 @@ class Parts(Session):
         torch.set_float32_matmul_precision(MATMUL[precision])
         shape = self.shape(shape)
         model = self.model(variant, preset)
-        params = list(model.parameters())
+        params = [p for p in model.parameters() if p.requires_grad]
         tokens = batch(shape, self.device)
 
         def both() -> object:
@@ -237,7 +238,8 @@ class Parts(Session):
             torch.set_float32_matmul_precision("highest")
             shape = self.shape((16, 512))
             model = self.model(variant)
-            params, tokens = list(model.parameters()), batch(shape, self.device)
+            params = [p for p in model.parameters() if p.requires_grad]
+            tokens = batch(shape, self.device)
             compiled = torch.compile(model, fullgraph=True, backend="inductor")
 
             def both(which: Any = compiled) -> Any:

@@ -134,7 +134,7 @@ class Rollouts(Session):
             shape = self.shape(ROLLOUT)
             dynamics, z, e, s = self.problem(variant, weights, dt, shape)
             bar = drawn((*shape, z.shape[1]), self.device)
-            leaves = list(dynamics.parameters())
+            leaves = [p for p in dynamics.parameters() if p.requires_grad]
             kept: list[Any] = []
 
             def loop() -> Any:

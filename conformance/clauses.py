@@ -516,11 +516,14 @@ CLAUSES: tuple[Clause, ...] = (
         "A metric that nothing uses changes nothing",
         "J_NO_NATURALIZATION and J_NO_METRIC give the same logits, and after the same training the "
         "same parameters; the unused metric is left as it was. So the parts draw their first "
-        "parameters independently of each other.",
+        "parameters independently of each other. In every variant a parameter is frozen if and only "
+        "if no logits depend on it, so processes that train together wait for no gradient that never "
+        "comes.",
         "exact (bitwise)",
         "",
         "Four steps of AdamW with weight decay; notes and published semantics, blocks and the "
-        "recurrent path; float64, float32 and bfloat16 autocast.",
+        "recurrent path; float64, float32 and bfloat16 autocast. Gradients of every variant on every "
+        "path that it has, after the step that begins the warm-up.",
         DRM,
     ),
     Clause(

@@ -74,6 +74,29 @@ def ablation(ctx: Context) -> None:
                     configuration("J_NO_METRIC", published, seed=5, **path),
                     configuration("J_NO_NATURALIZATION", published, seed=5, **path),
                 )
+    for name in drm.VARIANTS:
+        frozen(ctx, name)
+
+
+def frozen(ctx: Context, name: str) -> None:
+    """What is frozen has no gradient, and the rest has one."""
+    for published in (False, True):
+        for path in ("block", "recurrent", "parallel"):
+            config = configuration(name, published)
+            if path != "block":
+                if config.transition == "none" or (config.refinement_layers and not published):
+                    continue
+                config = config.changed(path=path)
+            with ctx.explained(f"{label(name, published)}, {path}"):
+                made, text = drm.DRM(config).to(ctx.device), tokens(ctx, 2, 6)
+                drm.cross_entropy(made(text[:, :-1], step=1).logits, text[:, 1:]).backward()
+                for what, p in made.named_parameters():
+                    ctx.require(
+                        p.requires_grad == (p.grad is not None),
+                        f"{what}: got requires_grad={p.requires_grad} and "
+                        f"{'no' if p.grad is None else 'a'} gradient, expected a gradient if and only "
+                        "if it is not frozen",
+                    )
 
 
 def same_after_training(ctx: Context, dtype: torch.dtype, *configs: drm.DRMConfig) -> None:

@@ -109,7 +109,8 @@ class DRMConfig:
     metric, metric_eps
         Whether there is a :class:`RelationalMetric` (section 4), and the floor of its diagonal.
     naturalization_strength, naturalization_damping, naturalization_warmup
-        ``s``, ``λ`` of section 5, and the number of training steps over which ``s`` grows from 0.
+        ``s``, ``λ`` of section 5, and the number of training steps over which ``s`` grows from 0. With
+        ``s = 0`` the model freezes its metric.
     naturalization_form
         ``'post'``: section 5; ``'subspace'``, ``'orthonormal'``: solved in the span of the
         directions, so that the velocity stays in it.
@@ -133,7 +134,7 @@ class DRMConfig:
     parallel_window, parallel_corrections, parallel_tolerance, parallel_certify
         Parallel path: tokens of a window, 0 for the whole sequence; corrections after which a
         window is left to the loop; estimated error to end at, 0 for that of the dtype; whether to
-        bound the error (see :func:`sweep_states`).
+        estimate the error from above as well, growth included (see :func:`sweep_states`).
     bound_increments
         Whether each increment of a block is bounded before the sum is. The notes bound the sum.
     bound_corrections
@@ -144,8 +145,8 @@ class DRMConfig:
         state with mixer, residual and memory.
     recurrent_corrections
         Whether mixer, token residual, memory and refinement act on the states of the recurrent and
-        the parallel path too. If not, they are there, unused, as in the published system, which has
-        them on the block path only.
+        the parallel path too. If not, they are there, unused and frozen, as in the published system,
+        which has them on the block path only.
     mixer, mixer_hidden, mixer_kernel, mixer_layers, mixer_dilation_growth, mixer_scale
         The causal convolution of section 7.
     token_residual, token_residual_scale
@@ -156,8 +157,8 @@ class DRMConfig:
         ``'carried'``: one recurrence over the sequence, from zero; ``'block_state'``: it restarts
         in every block, from the state at the block's start.
     risk
-        A :class:`RiskField`: ``'absent'``, ``'disabled'`` (its parameters are there, unused) or
-        ``'enabled'``.
+        A :class:`RiskField`: ``'absent'``, ``'disabled'`` (its parameters are there, unused and frozen)
+        or ``'enabled'``.
     refinement_layers, refinement_scale
         More geometry, at every position.
     emitter_layers, emitter_form, emitter_residual
@@ -303,7 +304,7 @@ class DRMConfig:
             )
         if self.parallel_certify and self.path != "parallel":
             raise ValueError(
-                f"parallel_certify: got True with path={self.path!r}, whose error is not bounded; "
+                f"parallel_certify: got True with path={self.path!r}, whose error is not estimated; "
                 "use path='parallel', or set it to False."
             )
         self._fits_path()

@@ -93,10 +93,11 @@ def sweep(
         values = torch.where(settled.unsqueeze(-1), values, moved)
         size = so_far(change)
         scale = so_far(values).clamp(min=torch.finfo(size.dtype).tiny)
-        # A correction larger than the values themselves tells no rate.
+        # A correction larger than the values themselves tells no rate, nor one that is not finite.
         rate = torch.full_like(size, SLOWEST)
         if last is not None:
-            rate = (size / torch.minimum(last, scale)).nan_to_num(0.0).clamp(max=SLOWEST)
+            shrunk = (size / torch.minimum(last, scale)).nan_to_num(0.0).clamp(max=SLOWEST)
+            rate = shrunk.where(last.isfinite(), rate)
         last, left = size, rate / (1 - rate) * (size / scale)
         error = torch.where(settled, error, left)
         # k states are exact by now, unless a correction went through what is not finite.

@@ -121,6 +121,15 @@ class DRMOutput:
 class DRM(nn.Module):
     """The geometric state-space language model of the notes.
 
+    Parts that a configuration has but does not use are frozen (``requires_grad`` is False), so that
+    ``DistributedDataParallel`` waits for no gradient of theirs: a risk that is ``'disabled'``, the metric where
+    ``naturalization_strength`` is 0, and corrections that do not act on the path. ``torch.autograd.grad`` takes
+    no frozen parameters. Losses may look at such a
+    metric, but they train it only after ``model.dynamics.metric.requires_grad_(True)``. Three things get a
+    gradient in some steps only, and need ``find_unused_parameters=True`` there: the metric in step 0 of a warm-up
+    (or begin with step 1), the learned first state where a state is given, and a risk that is ``'enabled'`` where
+    neither a mixer nor a loss looks at it.
+
     Parameters
     ----------
     config
@@ -175,6 +184,21 @@ class DRM(nn.Module):
             self.emitter = LanguageEmitter(config)
         # The last training step seen; -1 before the first.
         self.register_buffer("last_step", torch.tensor(-1))
+        for part in self._unused():
+            part.requires_grad_(False)
+
+    def _unused(self) -> list[nn.Module]:
+        """Parts that no logits of this configuration depend on."""
+        config = self.config
+        parts: list[nn.Module | None] = []
+        if not config.naturalization_strength:
+            fields = (m for m in self.modules() if isinstance(m, DRMDynamics))
+            parts += [field.metric for field in fields]
+        if config.risk == "disabled":
+            parts.append(self.dynamics.risk)
+        if not config.corrected:
+            parts += [self.mixer, self.residual, self.memory, self.refinement]
+        return [part for part in parts if part is not None]
 
     @property
     def carries_memory(self) -> bool:

@@ -27,7 +27,9 @@ def solve_metric(
 
     The inner r×r matrix has eigenvalues ≥ 1 and is factored by Cholesky once for all m vectors of a
     state. For v near the span of a large U the result is a small difference of large terms; its
-    relative error is about the rounding unit times the condition number.
+    relative error is about the rounding unit times the condition number. Where eigenvalues of the inner
+    matrix are further apart than numbers of float64 are (states of 3e16 in models as they are drawn: there
+    :math:`U` and a part of :math:`D` are as large), it has no factor and the result is NaN.
 
     Parameters
     ----------

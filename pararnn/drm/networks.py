@@ -74,19 +74,20 @@ class StateTokenNetwork(nn.Module):
 
 def plain_linear(module: nn.Module) -> bool:
     """Whether calling a module is no more than its weight and bias: a ``Linear`` itself, without hooks,
-    and without a ``forward`` or a weight of another kind."""
+    and without a ``forward``, a weight or a bias of another kind."""
     if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    if nn.Linear.forward.__module__ != nn.Linear.__module__:  # another one for all layers
         return False
     own = (getattr(module, name, None) for name in _HOOKS)
     everywhere = (getattr(nn.modules.module, f"_global{name}", None) for name in _HOOKS)
     if any(own) or any(everywhere):
         return False
-    weight = module._parameters.get("weight")
-    return (
-        isinstance(weight, Tensor)
-        and type(weight) in (nn.Parameter, Tensor)
-        and weight.is_floating_point()
-    )
+    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    known = (nn.Parameter, Tensor)
+    if type(weight) not in known or type(bias) not in (*known, type(None)):
+        return False
+    return isinstance(weight, Tensor) and weight.is_floating_point()
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks as checks
+from .bound import fits_dtype
 from .cotangents import cotangents
 from .dynamics import DRMDynamics
 from .iteration import Autocast, Plan, Report, sweep
@@ -50,12 +51,13 @@ class Sweeps:
         corrections go on shrinking at the rate at which they last shrank. Where a difference of states
         grows over time, the error is larger; rounding is not in it. NaN if a state is not finite.
     error_bound : float, optional
-        With ``certify``, a bound of the distance of the states from the recurrence without rounding,
-        absolute, growth included: twice the largest entry of the next Newton correction of the whole
-        sequence, computed in float64, and of what rounding in float64 grows to. It is infinite, nothing
-        being proven, unless one more correction is at most half as large, as it is where squares of the
-        distance are negligible. The loop in the dtype of the states has its own distance from there. NaN
-        if a state is not finite, None if not asked for.
+        With ``certify``, an estimate from above of the distance of the states from the recurrence without
+        rounding, absolute, growth included; no proof. It is twice the sum of two numbers. One is the largest
+        entry of the next Newton correction of the whole sequence, computed in float64. The other is what
+        rounding in float64 grows to: an estimate too, as each step is taken to round by 8 times what it is
+        seen to, with random signs. Infinite, nothing being known, unless one more correction is at most half as large,
+        as it is where squares of the distance are negligible. The loop in the dtype of the states has its
+        own distance from there. NaN if a state is not finite, None if not asked for.
     backward : list of int
         Corrections of each window's cotangents, from the last window to the first; -1 where the
         loop was differentiated instead. Empty before the backward pass.
@@ -123,11 +125,13 @@ def sweep_states(
     ------
     ValueError
         If a step would depend on more than its state and token: geometry that is kept for several
-        steps, a graph that is cut, or dropout in training.
+        steps, a graph that is cut, or dropout in training; or the dtype of ``z`` does not have the radius.
     NotImplementedError
         Under a transform of ``torch.func``.
     """
     require_plain_steps(dynamics)
+    if dynamics.radius is not None:  # half precision is bounded in float32, which has other numbers
+        fits_dtype("bound_state: radius", dynamics.radius, z.dtype)
     params = list(dynamics.parameters())
     if not torch.compiler.is_compiling() and any(map(_transformed, (z, e, *params))):
         raise NotImplementedError(
@@ -161,8 +165,8 @@ def _transformed(value: Tensor) -> bool:
 
 @torch.no_grad()
 def _error_bound(plan: Plan, z: Tensor, e: Tensor, states: Tensor) -> float:
-    """Of given states, in float64: twice their error to first order and that of rounding; infinite
-    unless a second correction is smaller."""
+    """Of given states, in float64: twice their error to first order and what rounding is estimated to
+    grow to; infinite unless a second correction is smaller."""
     exact = _Exact(plan, z, e)
     errors, rounding = exact.errors(states.double(), noise=True)
     again, _ = exact.errors(states.double() + errors)
@@ -194,8 +198,8 @@ class _Exact:
             return cast(Tensor, torch.func.functional_call(self.plan.steps, own, (z, e)))
 
     def rounding(self, before: Tensor, tokens: Tensor, reached: Tensor) -> Tensor:
-        """What a step rounds by in float64, ``(B, T, 1)``: several times what it is measured to round by
-        in float32, in units of that dtype, and at least a few roundings of its largest number."""
+        """What a step is estimated to round by in float64, ``(B, T, 1)``: several times what it is measured to
+        round by in float32, in units of that dtype, and at least a few roundings of its largest number."""
         narrow = self.step(before.float(), tokens.float(), self._as(torch.float32))
         seen = (narrow.double() - reached).abs() * (EPSILON / 2.0**-24)
         seen = torch.where(seen.isfinite(), seen, 0.0).amax(-1, keepdim=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from dataclasses import fields
 
 import pytest
@@ -55,6 +56,15 @@ def test_numbers(name):
 def test_zero_is_not_a_size(name):
     with pytest.raises(ValueError, match=rf"{name}: got 0, expected a number from 1.18e-38"):
         DRMConfig(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["state_radius", "dt", "metric_eps"])
+@pytest.mark.parametrize("value", [1e300, 1e39, 1e-39, 1e-60])
+def test_numbers_that_float32_does_not_have(name, value):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{name}: got {value}, expected a number from ")
+    ):
+        DRMConfig(**{name: value})
 
 
 def test_strength_is_a_share():

@@ -300,3 +300,22 @@ def test_streams_of_another_model(changes):
 def test_streams_of_another_type():
     with pytest.raises(TypeError, match="stream: got int, expected a Stream"):
         read(build(), text(1, 3), 3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("when", [1, 3])
+def test_logits_that_are_not_finite(value, temperature, when):
+    """By the first token if a parameter is broken, later if a token that was drawn breaks them."""
+    model, calls = build(), []
+    if when == 1:
+        with torch.no_grad():
+            model.initializer.z0[2] = math.nan
+    else:
+        model.emitter.register_forward_hook(
+            lambda module, args, out: calls.append(1) or (out if len(calls) < when else out * value)
+        )
+    with pytest.raises(
+        ValueError, match=f"generate: got logits that are not finite by token {when - 1}"
+    ):
+        generate(model, text(2, 3), 5, temperature=temperature)

@@ -323,6 +323,45 @@ def test_errors():
         module(tokens(2, 3), step=-1)
 
 
+@pytest.mark.parametrize("own", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("other", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_state_of_another_dtype(own, other):
+    """Both of its tensors are of the model's dtype, a memory in float32 at least."""
+    module = model(**ALL).to(own)
+    start = module.initial_state(2)
+    wide = torch.promote_types(own, torch.float32)
+    assert (start.z.dtype, start.memory.dtype) == (own, wide)
+    x = tokens(2, 3)
+    if other == own:
+        assert torch.equal(module(x, start).logits, module(x).logits)
+    else:
+        with pytest.raises(TypeError, match=rf"state\.z: got {other}, expected {own} of a model"):
+            module(x, DRMState(start.z.to(other), start.memory))
+    if other != wide:
+        with pytest.raises(TypeError, match=rf"state\.memory: got {other}, expected {wide} of a"):
+            module(x, DRMState(start.z, start.memory.to(other)))
+
+
+@pytest.mark.parametrize("path", ["block", "recurrent", "parallel"])
+@pytest.mark.parametrize(
+    ("changes", "dtype", "name"),
+    [
+        ({"state_radius": 1e-7}, torch.float16, "bound_state: radius: got 1e-07"),
+        ({"state_radius": 1e5}, torch.float16, "bound_state: radius: got 100000.0"),
+        ({"dt": 1e-7}, torch.float16, "dt: got 1e-07"),
+        ({"dt": 1e5}, torch.float16, "dt: got 100000.0"),
+        ({"metric_eps": 1e-7}, torch.float16, "metric_eps: got 1e-07"),
+        ({"metric_eps": 1e5}, torch.float16, "metric_eps: got 100000.0"),
+    ],
+    ids=str,
+)
+def test_numbers_that_a_dtype_does_not_have(changes, dtype, name, path):
+    module, x = model(**changes, path=path).to(dtype), tokens(2, 5)
+    with pytest.raises(ValueError, match=f"{name}, expected a finite number > 0 that {dtype} has"):
+        module(x)
+    assert model(**changes, path=path)(x).logits.isfinite().all()
+
+
 def test_no_attention():
     names = [n for n, _ in model(**ALL).named_modules()]
     assert not any(word in n for n in names for word in ("attn", "attention", "q_proj", "k_proj"))

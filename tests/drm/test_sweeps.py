@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 
+import mpmath
 import pytest
 import torch
 
 from pararnn.drm import DRMConfig, DRMDynamics, block_states, recurrent_states, sweep_states
 from pararnn.drm.iteration import sweep
+from pararnn.drm.metric import Metric
+from pararnn.drm.naturalize import solve_metric
 from pararnn.drm.steps import Slopes, Steps
 
 SIZES = {"d_state": 7, "d_token": 5, "hidden_size": 9, "n_directions": 4, "metric_rank": 3}
@@ -239,6 +243,27 @@ def test_a_correction_that_overflows_does_not_settle():
     assert torch.equal(found.values, want)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_correction_after_one_that_is_not_finite_tells_no_rate(value, when):
+    """A step that had no number at a guess, in dynamics that contract slowly: not settled at once."""
+    steps, (z, e), calls = Steps(dynamics(dt=0.4), 0.4), problem(), []
+    with torch.no_grad():
+        want = recurrent_states(steps.dynamics, z, e, 0.4).states
+
+        def reach(values):
+            calls.append(1)
+            reached = steps(torch.cat([z.unsqueeze(1), values[:, :-1]], 1), e)
+            slopes, reached = steps.slopes(reached), steps.bounded(reached)
+            if len(calls) == when:
+                reached[0, 20] = value
+            return reached, slopes
+
+        found = sweep(reach, z.unsqueeze(1).expand(-1, 33, -1), 1e-13, 33)
+    assert found.settled.all()
+    torch.testing.assert_close(found.values, want, rtol=0, atol=1e-11)
+
+
 def loop(module, z, e, strength):
     """The recurrence in float64, step by step."""
     wide = copy.deepcopy(module).double()
@@ -248,7 +273,7 @@ def loop(module, z, e, strength):
 
 @pytest.mark.parametrize(
     ("radius", "start"),
-    [(8.0, 1e4), (8.0, 1e12), (1e-3, 0.02), (1e-6, 1.0), (8.0, 1e-3), (1e20, 1e15)],
+    [(8.0, 1e4), (8.0, 1e12), (8.0, 1e16), (1e-3, 0.02), (1e-6, 1.0), (8.0, 1e-3), (1e20, 1e15)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_errors_are_measured_against_the_states_themselves(radius, start, dtype):
@@ -264,6 +289,59 @@ def test_errors_are_measured_against_the_states_themselves(radius, start, dtype)
     rounding = 33 * torch.finfo(dtype).eps
     assert relative < 10 * found.error_estimate + rounding
     assert float(error.max()) <= found.error_bound
+
+
+def test_a_metric_without_a_factor():
+    """Where U is so large that 1 is lost beside it: no number, not a wrong one."""
+    metric = Metric(normal(2, 7).abs() + 0.1, normal(2, 7, 1, seed=1).expand(-1, -1, 3))
+    v = normal(2, 1, 7, seed=2)
+    for size, known in ((1e3, True), (1e30, False)):
+        large = Metric(metric.diagonal, size * metric.factor)
+        found = solve_metric(large, v, 0.3)
+        want = solved(large, v, 0.3)
+        assert want.isfinite().all()
+        if known:
+            torch.testing.assert_close(found, want, rtol=0, atol=1e-7)
+        else:
+            assert found.isnan().all()
+
+
+@pytest.mark.parametrize("start", [1e16, 1e18, 1e30, 1e100])
+def test_starts_whose_metric_may_have_no_factor(start, monkeypatch):
+    """Every row is the recurrence, whose metric is solved with 400 digits, or the loop has no number there
+    and the sweeps say so and claim nothing."""
+    module = dynamics(state_radius=8.0)
+    z, e = start * normal(3, 7), normal(3, 9, 5, seed=1)
+    with torch.no_grad():
+        found = sweep_states(module, z, e, 0.4, certify=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.modules["pararnn.drm.naturalize"], "solve_metric", solved)
+            want = loop(module, z, e, 0.4)
+    assert want.isfinite().all()
+    lost = found.states.isnan()
+    torch.testing.assert_close(found.states[~lost], want[~lost], rtol=0, atol=1e-9)
+    assert torch.equal(lost, lost[:, :1, :1].expand_as(lost))  # whole rows, from the first step
+    assert found.converged != bool(lost.any())
+    assert math.isnan(found.error_estimate) == math.isnan(found.error_bound) == bool(lost.any())
+
+
+def solved(metric, v, damping=0.0, precision="safe"):
+    """``(D + U Uᵀ + λ I)⁻¹ v`` with 400 digits, one state and vector at a time."""
+    d = v.shape[-1]
+    parts = zip(
+        metric.diagonal.reshape(-1, d), metric.factor.reshape(-1, d, metric.factor.shape[-1]),
+        v.reshape(-1, v.shape[-2], d), strict=True,
+    )  # fmt: skip
+    found = []
+    with mpmath.workdps(400):
+        for diagonal, factor, vectors in parts:
+            u = mpmath.matrix(factor.tolist())
+            whole = u * u.T
+            for i, x in enumerate(diagonal.tolist()):
+                whole[i, i] += mpmath.mpf(x) + mpmath.mpf(damping)
+            for x in vectors.tolist():
+                found.append([float(y) for y in mpmath.lu_solve(whole, mpmath.matrix(x))])
+    return torch.tensor(found, dtype=torch.float64).reshape(v.shape)
 
 
 @pytest.mark.parametrize("seed", range(6))
