@@ -277,3 +277,16 @@ def test_a_chain_reads_no_other_matrix(kit, back):
     op, b, states = (t.to(kit.DEVICE) for t in (op, b, states))
     run_chain(op, b, states, back)
     torch.testing.assert_close(states[::2].cpu(), want[::2], rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_the_final_state_alone(kit):
+    """The outputs have no cotangent then."""
+    given, resets = delta(kit, 5, dtype=torch.float64)
+    bars = []
+    for backend in ("fused", "eager"):
+        leaves = {n: t.detach().clone().requires_grad_() for n, t in given.items()}
+        _, end = delta_scan(**leaves, resets=resets, backend=backend)
+        bars.append(torch.autograd.grad(end.sin().sum(), list(leaves.values()), allow_unused=True))
+    for name, a, b in zip(given, *bars, strict=True):
+        a, b = (torch.zeros_like(given[name]) if t is None else t for t in (a, b))
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=name)

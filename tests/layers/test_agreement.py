@@ -425,6 +425,9 @@ def test_paths_are_those_of_the_layers_own_settings():
     assert said.method == "newton"
     (said,) = explain(rnn, x, NewtonConfig(chunk_length=10)).layers
     assert (said.method, said.chunk_length) == ("shooting", 10)
+    rnn = ParaRNN(ParaGRU(3, 4), solver="sequential")
+    assert explain(rnn, x).layers[0].method == "sequential"
+    assert explain(rnn, x, method="newton").layers[0].method == "newton"
 
 
 def test_agreement_where_the_sequence_restarts():
