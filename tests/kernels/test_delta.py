@@ -246,3 +246,47 @@ def test_mutants_are_noticed(kit, monkeypatch, tmp_path, name):
     found, wanted = both(kit, values)
     with pytest.raises(AssertionError):
         close([*found[0], *found[1]], [*wanted[0], *wanted[1]], tolerance=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 128), (torch.float64, 64)])
+def test_the_largest_state(dtype, most):
+    """One row more does not fit a program; the reason says how many do."""
+    from pararnn.scan.fused_delta import _lacks
+
+    for rows in (most, most + 1):
+        q = torch.empty(1, 1, 1, rows, dtype=dtype)
+        said = _lacks(q, q)
+        assert (said is not None and f"at most {most} rows" in said) == (rows > most)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_chain_reads_no_other_matrix(kit, back):
+    """Rows and columns beyond a small matrix are zero, whatever comes after it in memory."""
+    from pararnn.kernels.chain import run_chain
+
+    g = torch.Generator().manual_seed(0)
+    op = torch.randn(3, 2, 3, 3, generator=g, dtype=torch.float64)
+    b = torch.randn(3, 2, 3, 3, generator=g, dtype=torch.float64)
+    op[1] = b[1] = torch.nan
+    states = torch.zeros(3, 3, 3, 3, dtype=torch.float64)
+    want = states.clone()
+    for step in reversed(range(2)) if back else range(2):
+        a = op[:, step].mT if back else op[:, step]
+        here, there = (step + 1, step) if back else (step, step + 1)
+        want[:, there] = a @ want[:, here] + b[:, step]
+    op, b, states = (t.to(kit.DEVICE) for t in (op, b, states))
+    run_chain(op, b, states, back)
+    torch.testing.assert_close(states[::2].cpu(), want[::2], rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_the_final_state_alone(kit):
+    """The outputs have no cotangent then."""
+    given, resets = delta(kit, 5, dtype=torch.float64)
+    bars = []
+    for backend in ("fused", "eager"):
+        leaves = {n: t.detach().clone().requires_grad_() for n, t in given.items()}
+        _, end = delta_scan(**leaves, resets=resets, backend=backend)
+        bars.append(torch.autograd.grad(end.sin().sum(), list(leaves.values()), allow_unused=True))
+    for name, a, b in zip(given, *bars, strict=True):
+        a, b = (torch.zeros_like(given[name]) if t is None else t for t in (a, b))
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10, msg=name)

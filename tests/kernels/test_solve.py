@@ -108,7 +108,8 @@ def test_states_and_gradients_are_those_of_the_loop(kit, name, config):
 
 
 @pytest.mark.parametrize(
-    "name", ["ParaLSTM", pytest.param("ParaCfC[published]", marks=pytest.mark.slow)]
+    "name",
+    ["ParaGRU[diag]", "ParaLSTM", pytest.param("ParaCfC[published]", marks=pytest.mark.slow)],
 )
 def test_second_derivatives(kit, name):
     p = problem(kit, name, T=4)

@@ -14,6 +14,7 @@ from pararnn import (
     Cell,
     DeltaMinGRU,
     NewtonConfig,
+    ParaCfC,
     ParaGRU,
     ParaM2RNN,
     ParaRNN,
@@ -413,3 +414,38 @@ def test_a_layer_that_forms_no_states_is_run_itself(spoilt, dtype, monkeypatch):
     report = verify_agreement(layer, x, dt=dt)
     assert not report.passed
     assert "the difference exceeds its limit" in report.layers[0].reason
+
+
+def test_paths_are_those_of_the_layers_own_settings():
+    x = torch.randn(2, 30, 3)
+    rnn = ParaRNN(ParaGRU(3, 4), config=NewtonConfig(chunk_length=6), solver="shooting")
+    (said,) = explain(rnn, x).layers
+    assert (said.method, said.chunk_length, said.chunks) == ("shooting", 6, 5)
+    (said,) = explain(rnn, x, NewtonConfig(), method="newton").layers
+    assert said.method == "newton"
+    (said,) = explain(rnn, x, NewtonConfig(chunk_length=10)).layers
+    assert (said.method, said.chunk_length) == ("shooting", 10)
+    rnn = ParaRNN(ParaGRU(3, 4), solver="sequential")
+    assert explain(rnn, x).layers[0].method == "sequential"
+    assert explain(rnn, x, method="newton").layers[0].method == "newton"
+
+
+def test_agreement_where_the_sequence_restarts():
+    torch.manual_seed(0)
+    layer = DeltaMinGRU(3, 8, n_heads=2, nh=2)
+    x, resets = torch.randn(2, 40, 3), torch.zeros(2, 40, dtype=torch.bool)
+    resets[0, 11] = resets[1, 30] = True
+    report = verify_agreement(layer, x, resets=resets)
+    assert report.passed, report
+
+
+def test_agreement_of_one_sequence():
+    """Without a batch: the start, resets and gaps of one sequence."""
+    torch.manual_seed(0)
+    x, resets, dt = torch.randn(40, 3), torch.zeros(40, dtype=torch.bool), torch.rand(40)
+    resets[11] = True
+    for cell, given in ((ParaGRU(3, 4), {}), (ParaCfC(3, 4), {"dt": dt})):
+        rnn = ParaRNN(cell)
+        report = verify_agreement(rnn, x, h0=torch.rand(1, 4), resets=resets, **given)
+        assert report.passed, report
+        assert report.layers[0].shape == (1, 40, 4)

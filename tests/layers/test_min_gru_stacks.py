@@ -405,3 +405,13 @@ def test_arguments_that_the_mixer_does_not_take(settings, message):
         MinGRUStack(5, 4, 2, **settings)
     with pytest.raises(TypeError, match=message):
         MinGRUBlock(4, **settings)
+
+
+def test_mixers_that_can_learn_their_start():
+    x = torch.randn(2, 6, 4)
+    for mixer in ("log", "signed", "rotation", "givens", "lstm"):
+        given = {"snap": None} if mixer == "rotation" else {}
+        stack = MinGRUStack(4, 8, 1, mixer=mixer, learnable_h0=True, mixer_kwargs=given)
+        assert stack(x)[0].shape == (2, 6, 8), mixer
+    with pytest.raises(ValueError, match="learnable_h0"):
+        MinGRUStack(4, 8, 1, mixer="delta", learnable_h0=True)

@@ -81,6 +81,7 @@ CASES = [
     Case("heads, slots", Dense(heads=2, slots=2), (2, 4), (2, 4, 4), slots_matrix),
     Case("flat", Flat((2, 2)), (2, 2), (4, 4), lambda a: a),
     Case("left", Left(), (2, 3), (2, 2), lambda a: np.kron(a, np.eye(3))),
+    Case("left of one row", Left(), (1, 3), (1, 1), lambda a: np.kron(a, np.eye(3))),
     Case("right", Right(), (2, 3), (3, 3), lambda a: np.kron(np.eye(2), a.T)),
     Case(
         "right by row",
@@ -259,3 +260,27 @@ def test_maxima_and_sums(length, reverse):
     x0[0] = -torch.inf
     got = affine_scan(op, b, x0, algebra=MaxPlus(), reverse=reverse)
     assert torch.equal(got, max_plus(op, b, x0, reverse))
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_pieces_that_fill_the_cache(reverse):
+    """Many numbers a step, but not so many that all is walked directly: chunks become longer."""
+    g = torch.Generator().manual_seed(0)
+    b = torch.randn(1, 400, 4096, generator=g)
+    assert b.numel() // affine.PIECE > round(400**0.4)
+    op = torch.rand(b.shape, generator=g)
+    want, x = torch.empty_like(b, dtype=torch.float64), torch.zeros(1, 4096, dtype=torch.float64)
+    for t in reversed(range(400)) if reverse else range(400):
+        x = op[:, t].double() * x + b[:, t].double()
+        want[:, t] = x
+    got = affine_scan(op, b, algebra=Diagonal(), reverse=reverse)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (2, 3), (1, 1)], ids=str)
+def test_cotangents_of_left_operators(shape):
+    g = torch.Generator().manual_seed(0)
+    bar, x = torch.randn(2, 2, 5, *shape, generator=g, dtype=torch.float64)
+    want = torch.einsum("btkv,btlv->btkl", bar, x)
+    torch.testing.assert_close(Left().outer(bar, x), want)
+    torch.testing.assert_close(Left().outer(bar, x, out=torch.empty_like(want)), want)

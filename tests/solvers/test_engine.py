@@ -184,3 +184,17 @@ def test_mismatch():
     small = ends[..., :1] * 1e-9
     _, relative = mismatch_of(small, starts[..., :1] * 1e-9, torch.full_like(small, 1e-9), 1)
     assert float(relative[0, 0]) == pytest.approx(0.5), "small systems are measured by their scale"
+
+
+@pytest.mark.parametrize("system", [LINEAR, GROWING], ids=["decaying", "growing"])
+def test_a_cheap_first_pass_and_an_exact_correction(system):
+    """Where the first pass was not enough, the operators are made before the first correction; that
+    pass counts, too."""
+    u, h0 = draw(total=24)
+    toy = Toy(*system, u, 6)
+    outcome = run(toy, h0, plan(first_kind="none"))
+    assert (outcome.converged, outcome.fallback, outcome.iterations) == (True, False, 1)
+    # A guess of two of six steps, the first pass, the operators, and the pass after the correction.
+    assert outcome.passes == pytest.approx(2 / 6 + 3)
+    assert toy.walked == 3 * 2 + 3 * 24, "the last chunk needs no guess"
+    torch.testing.assert_close(toy.out, loop(system[0], u, h0), rtol=1e-11, atol=1e-11)

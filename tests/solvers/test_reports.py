@@ -204,3 +204,16 @@ def test_own_modules_that_do_not_forget():
     residual = cell.step(s.states[:, :-1].flatten(0, 1), x[:, 1:].flatten(0, 1))
     assert float((residual - s.states[:, 1:].flatten(0, 1)).abs().max().detach()) < 1e-12
     assert torch.equal(s.states[:, :20], want[:, :20])
+
+
+def test_numbers_of_the_cost_model_are_said():
+    x = torch.randn(3, 40, 2)
+    said = str(pararnn.explain(ParaGRU(2, 5), x))
+    assert "40 steps × 15 numbers on cpu" in said, said
+
+
+@pytest.mark.parametrize("warmup", [1, 5, 20])
+def test_the_warm_up_is_as_asked(warmup):
+    config = NewtonConfig(chunk_length=20, warmup=warmup, max_iters=0, on_divergence="ignore")
+    s = solve(ParaGRU(3, 4), torch.randn(2, 100, 3), config)
+    assert s.passes == pytest.approx(1 + warmup / 20)

@@ -326,3 +326,40 @@ def test_names_that_would_leave_what_they_are_printed_in(name):
         Spec("S", axes="d")
     with pytest.raises(SpecError, match="latex"), Spec("S") as s:
         s.state("h", latex="\x1b[2J")
+
+
+def test_the_channels_are_mixed_by_any_map_that_does():
+    with Spec("S") as s:
+        h = s.state("h", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        w, R = s.map("w", structure="diagonal"), s.map("R", structure="dense")
+        s.next(h, tanh(w(h) + R(h) + u))
+    assert not s.channelwise
+    assert elman().channelwise
+    assert not elman(structure="dense").channelwise
+
+
+def test_parameters_are_part_of_the_fingerprint():
+    def spec(*names, trained=True):
+        with Spec("S") as s:
+            h = s.state("h")
+            (u,) = s.drives("u")
+            found = [s.params(n)[0] if trained else s.constants(n)[0] for n in names]
+            s.next(h, h / 2 + u * found[0])
+        return s.fingerprint
+
+    assert spec("p") == spec("p")
+    assert len({spec("p"), spec("p", trained=False)}) == 2
+
+
+def test_names_are_words_and_no_keywords():
+    for name, said in (("lambda", "not an identifier"), ("1a", "not an identifier")):
+        with pytest.raises(SpecError, match=said), Spec("S") as s:
+            s.state(name)
+
+
+def test_given_values_have_axes_of_the_fragment():
+    from pararnn.spec.fragment import Fragment
+
+    with pytest.raises(SpecError, match="given value"), Fragment("F", axes=("n", "d")) as f:
+        f.given("x", axes=("k",))

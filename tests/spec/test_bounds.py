@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
 
-from pararnn.spec import Spec, sigmoid, tanh
-from pararnn.spec.bounds import derivative_bounds
+from pararnn.spec import Spec, exp, sigmoid, tanh
+from pararnn.spec.bounds import _apply, derivative_bounds
+from pararnn.spec.interval import Interval
 
 BOUNDED = (
     "gru_diag",
@@ -168,3 +171,33 @@ def test_curvature_of_the_inner_expression_counts(function):
     slope = {tanh: 1.0, sigmoid: 0.25}[function]
     assert np.all(second >= 2 * abs(w) * slope)
     assert np.all(second <= 2 * abs(w) * slope + 4 * w**2)
+
+
+def test_an_infinite_end_beside_finite_ones():
+    """The sum of -∞ and of positive numbers is -∞, however many these are."""
+    box = Interval(np.array([-np.inf, 2.0, 5.0]), np.array([-1.0, 3.0, np.inf]))
+    image = _apply("dense", np.array([[1.0, 1.0, 0.0], [-1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]), box)
+    assert image.lo.tolist()[:2] == [-np.inf, pytest.approx(5)]
+    assert image.hi.tolist()[1:] == [np.inf, np.inf]
+    assert image.hi[0] == pytest.approx(2)
+    assert image.lo[2] == pytest.approx(7)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sum_that_rounds_stays_inside(sign):
+    """1 + 2⁻⁶⁰ is no float64: the box must hold it all the same."""
+    weight = np.array([[1.0, 2.0**-60], [0.0, 0.0]])
+    image = _apply("dense", weight, Interval(np.full(2, float(sign))))
+    exact = Fraction(sign) * (1 + Fraction(1, 2**60))
+    assert Fraction(float(image.lo[0])) < exact < Fraction(float(image.hi[0]))
+    assert (image.lo[1], image.hi[1]) == (0, 0), "what is exact is not widened"
+
+
+def test_the_shortest_gap_counts():
+    """h' = e^{-dt} h changes most where no time has passed."""
+    with Spec("S") as s:
+        h = s.state("h", bounds=(-1, 1))
+        s.next(h, exp(-s.time_gap("dt")) * h)
+    for gap in (0.5, 3.0):
+        first, _ = derivative_bounds(s, [], {"d": 2}, gap=gap)
+        np.testing.assert_allclose(first, 1.0, rtol=1e-12)

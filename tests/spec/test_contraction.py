@@ -229,3 +229,16 @@ def test_the_read_out_is_part_of_the_fingerprint():
     assert spec(True) != spec(False)
     with pytest.raises(ValueError, match="no read-out"):
         spec(False).source("read")
+
+
+def test_a_read_out_has_a_symbol_on_the_page():
+    def shown(**given):
+        with Spec("S", axes=("K", "V")) as s:
+            H = s.state("H")
+            (k,) = s.drives("k", axes=("K",))
+            s.next(H, H / 2 + k)
+            s.read("o_t", k * s.updated(H), over="K", **given)
+        return s.readout.latex
+
+    assert shown() == "o_t"
+    assert shown(latex="y") == "y"

@@ -123,3 +123,31 @@ def test_even_powers_touch_zero_and_odd_ones_do_not():
 def test_unknown_function():
     with pytest.raises(NotImplementedError, match="atan"):
         evaluate(sympy.atan(X), {X: Interval(0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("sigmoid", (0, 1)), ("tanh", (-1, 1)), ("exp", (0, np.inf)), ("expm1", (-1, np.inf))],
+)
+def test_images_do_not_leave_the_range(name, ends):
+    """Rounded outwards, but not beyond what the function can be."""
+    (primitive,) = (p for p in SMOOTH if p.name == name)
+    with np.errstate(over="ignore"):
+        image = primitive.image(Interval(-800.0, 800.0))
+    assert (image.lo, image.hi) == ends
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "softplus", "exp", "expm1", "log", "log1p"])
+@pytest.mark.parametrize("ends", [(0.5, 2.0), (1.0, 1.5)], ids=str)
+def test_slopes_are_attained(name, ends):
+    (primitive,) = (p for p in SMOOTH if p.name == name)
+    box, x = Interval(*ends), np.array(ends)
+    assert primitive.slope(box) <= SLOPE[name](x).max() * (1 + 1e-12)
+    if name in ("exp", "expm1", "log", "log1p"):
+        assert primitive.curvature(box) <= CURVATURE[name](x).max() * (1 + 1e-12)
+
+
+def test_a_factor_of_zero_is_exact():
+    for other in (3.0, 1e-300, 0.1):
+        for product in (Interval(0.0) * Interval(other), Interval(other) * Interval(0.0)):
+            assert (product.lo, product.hi) == (0, 0)

@@ -15,6 +15,7 @@ from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.linear import scannable
 from pararnn.solvers.torch_backend import compiled
 from pararnn.spec import Spec, oracle, sigmoid, tanh
+from pararnn.spec.expressions import with_slopes
 from pararnn.spec.program import PROGRAMS, print_program
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -312,3 +313,23 @@ def test_unknown_program_and_dialect(zoo):
         print_program(spec, "stepp")
     with pytest.raises(ValueError, match="dialect 'c'"):
         print_program(spec, "step", "c")
+
+
+def test_slopes_are_recognised_and_nothing_else():
+    a, y = sympy.symbols("a y", real=True)
+    assert with_slopes(a * y * (1 - y)).func.__name__ == "sigmoid_backward"
+    assert with_slopes(a * (1 - y**2)).func.__name__ == "tanh_backward"
+    for other in (a * y * (2 - y), a * (2 - y**2), a * y * (1 + y)):
+        assert with_slopes(other) == other
+
+
+def test_of_several_slots_none_is_written_in_place():
+    """The last statement makes the first slot: a target for one slot would lose the other."""
+    with Spec("S") as s:
+        h, c = s.state("h"), s.state("c", bounds=(-1, 1))
+        (u,) = s.drives("u")
+        z = s.let("z", sigmoid(u + c))
+        s.next(c, tanh(c + u))
+        s.next(h, (1 - z) * h + z * u)
+    assert "h_next = lerp(" in s.source("step"), "a statement that could write to a target"
+    assert "_out" not in s.source("step")
