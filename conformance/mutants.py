@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pararnn.drm.recurrence
 import sympy
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 import pararnn
 import pararnn.cells.cell
 import pararnn.drm.block
-import pararnn.drm.dynamics
 import pararnn.drm.generation
 import pararnn.drm.memory
 import pararnn.drm.model
@@ -35,12 +35,12 @@ from pararnn._operators import Operator
 from pararnn.layers import para_rnn
 from pararnn.scan import affine, chunks
 from pararnn.scan import delta as scan_delta
-from pararnn.solvers import enclosure, engine, implicit, walkers
+from pararnn.solvers import adjoint, enclosure, engine, walkers
 from pararnn.solvers import scale as solver_scale
+from pararnn.solvers.adjoint import AdjointSolve
 from pararnn.solvers.api import solve_layer
 from pararnn.solvers.config import Kept
-from pararnn.solvers.dynamics import SpecDynamics
-from pararnn.solvers.implicit import AdjointSolve
+from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.spec import bounds, oracle, primitives
 
 from .checks import load
@@ -660,18 +660,19 @@ saved = Operator.save
 
 
 def no_second_order(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = zip((v, *ctx.saved_tensors), ctx.needs_input_grad[1:], strict=False)
-    return None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
+    before, u, _, *params = ctx.saved_tensors
+    inputs = zip((v, before, u, *params), ctx.needs_input_grad[2:], strict=True)
+    return None, None, *(torch.zeros_like(t) if needed else None for t, needed in inputs)
 
 
-def constant_rounding(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> enclosure.Ball:
-    ball = ENCLOSED(dynamics, h, u)
+def constant_rounding(recurrence: SpecRecurrence, h: Tensor, u: Tensor) -> enclosure.Ball:
+    ball = ENCLOSED(recurrence, h, u)
     size = 32 * torch.finfo(h.dtype).eps * ball.value.abs().max().clamp_min(1)
     return enclosure.Ball(ball.value, torch.zeros_like(ball.value) + size)
 
 
-def rounding_without_start(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> enclosure.Ball:
-    ball = ENCLOSED(dynamics, h, u)
+def rounding_without_start(recurrence: SpecRecurrence, h: Tensor, u: Tensor) -> enclosure.Ball:
+    ball = ENCLOSED(recurrence, h, u)
     return enclosure.Ball(ball.value, torch.cat([ball.radius[:, 1:2], ball.radius[:, 1:]], 1))
 
 
@@ -760,7 +761,7 @@ def streams_joined() -> Iterator[None]:
     """Parts draw one after the other."""
     with (
         mock.patch.object(pararnn.drm.model, "stream", one_stream),
-        mock.patch.object(pararnn.drm.dynamics, "stream", one_stream),
+        mock.patch.object(pararnn.drm.recurrence, "stream", one_stream),
     ):
         yield
 
@@ -816,7 +817,7 @@ def drm_mutants() -> Iterator[Mutant]:
                  patch=replaced(drm, "solve_metric", in_single))  # fmt: skip
     yield Mutant("out of the span", "the whole metric for the Gram matrix", DRM,
                  ("drm-span", "drm-model"),
-                 patch=replaced(pararnn.drm.dynamics, "naturalize_in_span", out_of_the_span))  # fmt: skip
+                 patch=replaced(pararnn.drm.recurrence, "naturalize_in_span", out_of_the_span))  # fmt: skip
     yield Mutant("one random stream", "a metric changes what other parts draw", DRM,
                  ("drm-ablation",),
                  patch=streams_joined)  # fmt: skip
@@ -1063,7 +1064,7 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("one-step gradient", "truncated backpropagation", DIAG,
                  ("linear-solve", "gradients"), api=solving(one_step_gradient))  # fmt: skip
     yield Mutant("adjoint not transposed", "J for Jᵀ", HEAD, ("linear-solve", "gradients"),
-                 patch=replaced(SpecDynamics, "transpose", SpecDynamics.tangent))  # fmt: skip
+                 patch=replaced(SpecRecurrence, "transpose", SpecRecurrence.tangent))  # fmt: skip
     yield Mutant("no second derivative", "the adjoint's own derivative is zero", DIAG,
                  ("double-backward",),
                  patch=replaced(AdjointSolve, "backward", staticmethod(no_second_order)))  # fmt: skip
@@ -1082,7 +1083,7 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("resets multiply", "zero times what came before", SIGNED, ("resets",),
                  patch=resets_multiply)  # fmt: skip
     yield Mutant("zero times NaN", "in the gradients of what came before a reset", DIAG, ("resets",),
-                 patch=replaced(implicit, "silent", lambda *_: None))  # fmt: skip
+                 patch=replaced(adjoint, "silent", lambda *_: None))  # fmt: skip
     yield Mutant("trusted products", "what they find is not checked", SIGNED, ("scan-range",),
                  patch=replaced(chunks.Chunks, "settle", lambda self: None))  # fmt: skip
     yield Mutant("rows as wholes", "one chunk decides for all of its row", SIGNED, ("scan-range",),

@@ -50,6 +50,10 @@ class Operator:
         by the name of every tensor whether its cotangent is needed.
     kept
         Positions of the results that ``gradients`` is given.
+    unread
+        Given if ``forward`` returns one thing more, of any type: how it went. A call returns it last.
+        Where something watches the call, a graph has no room for it: None is in its place, and
+        ``unread(arguments, report)`` is called when it runs.
     """
 
     def __init__(
@@ -58,16 +62,18 @@ class Operator:
         forward: Callable[..., Any],
         fake: Callable[..., Any],
         *,
-        keys: Sequence[str] = ("CUDA", "CPU"),
+        keys: Sequence[str] = ("CompositeExplicitAutograd",),
         gradients: Callable[..., dict[str, Any]] | None = None,
         kept: Sequence[int] = (),
+        unread: Callable[[Sequence[Any], Any], None] | None = None,
     ):
         self.forward, self.gradients, self.kept = forward, gradients, kept
+        self.unread = unread
         short = schema.partition("(")[0]
         self.name = f"pararnn::{short}"
         LIBRARY.define(schema)
         for key in keys:
-            LIBRARY.impl(short, forward, key)
+            LIBRARY.impl(short, forward if unread is None else self._unreported, key)
         torch.library.register_fake(self.name, fake, lib=LIBRARY)
         self.overload = getattr(torch.ops.pararnn, short).default
         if gradients is not None:
@@ -81,11 +87,9 @@ class Operator:
         self.listed = [i for i, k in enumerate(kinds) if k == "List[Tensor]"]
 
     def __call__(self, *arguments: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self.overload(*arguments)
-        tensors = self.opened(arguments)
-        if watched(tensors):
-            return self.overload(*arguments)
+        if torch.compiler.is_compiling() or watched(tensors := self.opened(arguments)):
+            results = self.overload(*arguments)
+            return results if self.unread is None else (*results, None)
         if self.gradients is None or not torch.is_grad_enabled():
             return self.forward(*arguments)
         return Recorded.apply(self, arguments, *tensors)
@@ -128,6 +132,11 @@ class Operator:
         return [found.get(name) for name in self.arguments]
 
     # How torch.library calls these.
+
+    def _unreported(self, *arguments: Any) -> tuple[Any, ...]:
+        *results, report = self.forward(*arguments)
+        self.unread(arguments, report)  # type: ignore[misc]
+        return tuple(results)
 
     def _traced_setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         self.save(ctx, inputs, output)

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from .. import _checks as checks
 from .._precision import exactly
-from ..kernels import channelwise
-from ..solvers.dynamics import SpecDynamics, pack
-from ..solvers.module_dynamics import computed_weights
-from ..solvers.operators import register
-from ..solvers.task import output_of
+from ..solvers.module_recurrence import computed_weights
+from ..solvers.operator import register
+from ..solvers.recurrence import pack
+from ..solvers.spec_recurrence import SpecRecurrence
 from ..spec import Spec
 from .entry import takes_run
 from .facts import Facts
@@ -48,8 +47,6 @@ class Cell(nn.Module):
         ``d_in → C``: all drives of a step, packed in the Spec's order.
     d_h : int
         Width of what a layer passes on; ``channels`` is that of one slot.
-    kernel, no_kernel : str, str or None
-        Name under which the fused operators know the Spec, and why there are no kernels for it.
 
     Raises
     ------
@@ -65,6 +62,8 @@ class Cell(nn.Module):
     """Whether :meth:`init_state` is the zero state, without gradients."""
     exact_drives: ClassVar[bool] = False
     """Whether drives are computed in the dtype of the parameters under autocast, too."""
+    direct: ClassVar[bool] = False
+    """Whether :meth:`through` gives a layer's output without the states in between."""
     recurrence: ClassVar[Callable[..., Any] | None] = None
     """Hand-written ``recurrence(self, *slots, *drives, *maps, *params)``, in the order of the
     Spec; a time gap is the last drive. Tensors may have leading dimensions. Returns the next state
@@ -116,7 +115,7 @@ class Cell(nn.Module):
         self.channels = math.prod(self.sizes[a] for a in self.spec.axes)
         self.d_h = self.hidden_size = self._output_width()
         self.jac_structure = self.spec.jac_structure
-        self.kernel, self.no_kernel = register(self.spec), channelwise(self.spec)
+        register(self.spec)
         self.drive_width, self.has_bias = self.spec.packed_width(self.sizes), bias
         self._like = torch.empty(0, device=device, dtype=dtype)
         self.in_proj = nn.Linear(self.d_in, self.drive_width, bias=bias, device=device, dtype=dtype)
@@ -337,15 +336,33 @@ class Cell(nn.Module):
         their dtype.
         """
         if self.spec.readout is None:
-            return output_of(self, states)
+            spec = self.spec
+            if self.state_slots > 1 and spec.output != "all":
+                states = states.select(-len(spec.axes) - 1, -1)
+            dims = len(spec.axes) + (self.state_slots > 1 and spec.output == "all")
+            return states.flatten(-dims) if dims > 1 else states
         u = self.drives(x) if drives is None else drives  # type: ignore[arg-type]
 
         def run(states: Tensor, u: Tensor, *params: Tensor) -> tuple[Tensor]:
-            return (SpecDynamics(self.spec, self.sizes, params, self.state_dtype).read(states, u),)
+            return (
+                SpecRecurrence(self.spec, self.sizes, params, self.state_dtype).read(states, u),
+            )
 
         given = states.to(self.state_dtype), u, *self.recurrent_params()
         (read,) = exactly(run, u.device, *given)
         return read.flatten(u.ndim - 1).to(u.dtype)
+
+    def through(
+        self,
+        drives: Tensor,
+        h0: Tensor | None = None,
+        *,
+        resets: Tensor | None = None,
+        dt: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Output ``(B, T, d_h)`` and final state of a sequence, without the states in between, of a
+        cell that is :attr:`direct`."""
+        raise NotImplementedError(f"{type(self).__name__} forms its states: use pararnn.solve.")
 
     def split(self, u: Tensor) -> tuple[Tensor, ...]:
         """Views of packed drives ``(..., C)``, one a drive, each of shape ``(..., *axes)``.
@@ -437,7 +454,7 @@ class Cell(nn.Module):
             out = self.recurrence(*slots, *drives, *params)
             following = (out,) if isinstance(out, Tensor) else tuple(out)
         else:
-            derived = SpecDynamics(self.spec, self.sizes, params, h.dtype)
+            derived = SpecRecurrence(self.spec, self.sizes, params, h.dtype)
             return derived.step(h, u)
         if len(following) != len(slots) or any(f.shape != slots[0].shape for f in following):
             raise ValueError(

@@ -97,6 +97,8 @@ class DeltaMinGRU(Mixer):
     Schlag et al., arXiv:2102.11174; Yang et al., arXiv:2406.06484; Siems et al., arXiv:2502.10297.
     """
 
+    direct = True
+
     def __init__(
         self,
         d_in: int | None = None,

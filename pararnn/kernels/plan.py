@@ -68,6 +68,7 @@ class Plan:
     tol: float = 5e-7
     block: int = 32
     unroll: int = 8
+    cost: float = 0.0  # microseconds
 
     def chunks(self, total: int) -> int:
         return max(1, -(-total // self.length))
@@ -134,9 +135,17 @@ def warmups(spec: Spec, itemsize: int) -> int:
 
 
 def chunk_length(
-    spec: Spec, batch: int, total: int, width: int, itemsize: int, processors: int, backward: bool
-) -> int:
-    """Length of a chunk with the least modelled time; ``total`` for one chunk."""
+    spec: Spec,
+    batch: int,
+    total: int,
+    width: int,
+    itemsize: int,
+    processors: int,
+    backward: bool,
+    length: int | None = None,
+) -> tuple[int, float]:
+    """Length of a chunk with the least modelled time, ``total`` for one chunk, and that time; the
+    ``length`` itself if one is given."""
     lanes = batch * width
     scale = calls(spec) / CALLS * (2 if itemsize == 8 else 1)
     drives, slots = len(spec.drive_list), len(spec.slots)
@@ -172,6 +181,9 @@ def chunk_length(
         return time
 
     modelled = twice if reduced(spec) else guessed
+    if length is not None:
+        length = min(length, max(total, 1))
+        return length, modelled(length, -(-total // length))
     best, least = max(total, 1), modelled(total, 1)
     guess = 2.0
     while lanes and total / guess >= WARMUP[itemsize]:
@@ -181,7 +193,7 @@ def chunk_length(
         if time < least:
             best, least = length, time
         guess *= 1.0625
-    return best
+    return best, least
 
 
 @lru_cache(maxsize=4096)
@@ -200,9 +212,8 @@ def plan(
     tol: float | None = None,
 ) -> Plan:
     """The plan for these sizes; what is given is kept."""
-    if length is None:
-        length = chunk_length(spec, batch, total, width, itemsize, processors, backward)
-    length = min(length, max(total, 1))
+    sizes = batch, total, width, itemsize, processors
+    length, cost = chunk_length(spec, *sizes, backward, length)
     most = 1 if spec.jac_structure == "linear" else CORRECTIONS  # one is exact
     chunks = -(-total // length)
     lanes = batch * width * chunks
@@ -214,4 +225,5 @@ def plan(
         tol=TOLERANCE[itemsize] if tol is None else tol,
         block=block,
         unroll=unroll,
+        cost=cost,
     )

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from .._checks import full_precision
 from ..cells import Mixer
+from ..scan.inputs import cut
 from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.certificate import certify
+from ..solvers.methods.sequential import sequential_states
+from ..solvers.problem import Problem, prepare
 from ..solvers.scale import trajectory
-from ..solvers.sequential import sequential_states
-from ..solvers.task import Task, has_spec, prepare
-from ..solvers.walkers import cut
 from .min_gru import MinGRUBlock, MinGRUStack
 from .para_rnn import ParaRNN, takes_gaps
 
@@ -295,32 +295,32 @@ def _mixer_recorder(calls: list[Call], name: str, config: NewtonConfig | None) -
 
 def _compare(call: Call) -> LayerAgreement:
     cell: Any = call.cell
-    task = prepare(cell, call.x, call.h0, call.resets, dt=call.dt)
+    problem = prepare(cell, call.x, call.h0, call.resets, dt=call.dt)
     solution = call.solution()
-    reference = sequential_states(task)
-    exact = sequential_states(task.in_float64())
-    proof = certify(task, solution.states)
-    algebra = task.make(task.params).algebra("exact")
+    reference = sequential_states(problem)
+    exact = sequential_states(problem.in_float64())
+    proof = certify(problem, solution.states)
+    algebra = problem.recurrence.algebra("exact")
     finite = bool(exact.isfinite().all()) and solution.finite
 
     def off(wanted: Tensor) -> float:
         """How far the solution is from other states, relative to their trajectory."""
-        size = trajectory(wanted, task.h0.to(wanted.dtype), task.resets, algebra)
+        size = trajectory(wanted, problem.h0.to(wanted.dtype), problem.resets, algebra)
         return _difference(solution.states, wanted.to(solution.states.dtype), size)
 
     error = off(reference)
-    tolerance = _tolerance(task, proof.amplification)
-    if hasattr(cell, "reads"):
-        error = max(error, tolerance * _unseen(task, reference, tolerance))
+    tolerance = _tolerance(problem, proof.amplification)
+    if getattr(cell, "direct", False):
+        error = max(error, tolerance * _unseen(problem, reference, tolerance))
     passed = solution.converged and finite and error <= tolerance
-    apart = 0.0 if passed else _equations_apart(task, reference)
+    apart = 0.0 if passed else _equations_apart(problem, reference)
     largest = float(reference.abs().max()) if reference.numel() else 0.0
     proven = proof.error_bound <= tolerance * largest
     return LayerAgreement(
         layer=call.name,
-        cell=cell.spec.name if has_spec(cell) else type(cell).__name__,
-        jac_structure=str(getattr(cell, "jac_structure", "unknown")),
-        dtype=str(task.u.dtype).removeprefix("torch."),
+        cell=problem.recurrence.name,
+        jac_structure=problem.recurrence.structure,
+        dtype=str(problem.u.dtype).removeprefix("torch."),
         shape=tuple(solution.states.shape),
         method=solution.method,
         chunk_length=solution.chunk_length,
@@ -335,23 +335,23 @@ def _compare(call: Call) -> LayerAgreement:
         certified=proof.error_bound,
         amplification=proof.amplification,
         passed=passed,
-        reason=_reason(task, solution, finite, error, tolerance, apart, proof, proven),
+        reason=_reason(problem, solution, finite, error, tolerance, apart, proof, proven),
         finite=finite,
         distance=_difference(solution.states, exact, torch.ones_like(exact)),
     )
 
 
-def _unseen(task: Task, states: Tensor, tolerance: float) -> float:
+def _unseen(problem: Problem, states: Tensor, tolerance: float) -> float:
     """How far a layer that forms no states is from the loop's ``states``: differences of what it reads
     and of its final state, as a part of those that states which are off by ``tolerance`` may cause."""
     if not states.numel():
         return 0.0
-    cell: Any = task.cell
-    read, final = cell.reads(task.u, task.start, resets=task.resets, dt=task.dt)
+    cell: Any = problem.recurrence.cell  # type: ignore[attr-defined]
+    read, final = cell.reads(problem.u, problem.start, resets=problem.resets, dt=problem.dt)
     with full_precision(states.device):
-        q = cell.queries(task.u).to(states.dtype)
-        algebra = task.make(task.params).algebra("exact")
-        size = trajectory(states, task.h0.to(states.dtype), task.resets, algebra)
+        q = cell.queries(problem.u).to(states.dtype)
+        algebra = problem.recurrence.algebra("exact")
+        size = trajectory(states, problem.h0.to(states.dtype), problem.resets, algebra)
         allowed = cell.reading(tolerance * size, q.abs())
         allowed = allowed.clamp_min(torch.finfo(states.dtype).tiny)
         want = cell.reading(states, q)
@@ -360,19 +360,19 @@ def _unseen(task: Task, states: Tensor, tolerance: float) -> float:
     return max(gap, _difference(final, last, size[:, -1]) / tolerance)
 
 
-def _equations_apart(task: Task, states: Tensor) -> float:
+def _equations_apart(problem: Problem, states: Tensor) -> float:
     """How much the Spec and the hand-written recurrence differ in one step from the same state."""
-    if not has_spec(task.cell) or not states.numel():
+    if problem.spec is None or not states.numel():
         return 0.0
-    before = cut(torch.cat([task.h0.unsqueeze(1), states[:, :-1]], 1), task.resets)
+    before = cut(torch.cat([problem.h0.unsqueeze(1), states[:, :-1]], 1), problem.resets)
     with full_precision(states.device):
-        dynamics = task.make(task.params)
-        size = trajectory(states, task.h0, task.resets, dynamics.algebra("exact"))
-        return _difference(dynamics.step(before, task.inputs), states, size)
+        recurrence = problem.recurrence
+        size = trajectory(states, problem.h0, problem.resets, recurrence.algebra("exact"))
+        return _difference(recurrence.step(before, problem.inputs), states, size)
 
 
 def _reason(
-    task: Task,
+    problem: Problem,
     solution: Solution,
     finite: bool,
     error: float,
@@ -382,7 +382,7 @@ def _reason(
     proven: bool,
 ) -> str:
     passed = error <= tolerance
-    rounding = 64 * torch.finfo(task.h0.dtype).eps
+    rounding = 64 * torch.finfo(problem.h0.dtype).eps
     if apart > rounding:
         return (
             f"the Spec and the hand-written recurrence are different equations: they differ by "
@@ -418,12 +418,12 @@ def _difference(a: Tensor, b: Tensor, scale: Tensor) -> float:
     return float(torch.where(relative.isnan(), torch.inf, relative).max())
 
 
-def _tolerance(task: Task, amplification: float) -> float:
+def _tolerance(problem: Problem, amplification: float) -> float:
     """The contract's limit: the dtype's base, or eight roundings grown by ``κ``; and one output
     rounding for half precision."""
-    state = task.h0.dtype
+    state = problem.h0.dtype
     grown = 8 * torch.finfo(state).eps * amplification
     limit = max(BASE_TOLERANCE[state], 0.0 if math.isnan(grown) else grown)
     limit = min(limit, max(LOOSEST, BASE_TOLERANCE[state]))
-    rounding = torch.finfo(task.u.dtype).eps if task.u.dtype != state else 0.0
+    rounding = torch.finfo(problem.u.dtype).eps if problem.u.dtype != state else 0.0
     return limit + rounding

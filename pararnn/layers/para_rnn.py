@@ -14,8 +14,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from .. import _checks as checks
 from ..cells.entry import entered
 from ..solvers import NewtonConfig, Solution, decode
-from ..solvers.api import METHODS, solve_layer
-from ..solvers.task import has_spec, output_of
+from ..solvers.api import solve_layer
+from ..solvers.methods import ASKED
+from ..solvers.problem import as_recurrence
+from ..spec import Spec
 
 
 def takes_gaps(cell: Any) -> bool:
@@ -24,14 +26,12 @@ def takes_gaps(cell: Any) -> bool:
 
 
 def _width(cell: Any) -> int:
-    if has_spec(cell):
-        return cell.d_h
-    return output_of(cell, torch.empty(1, *cell.state_shape)).shape[-1]
+    return as_recurrence(cell, torch.empty(0)).width
 
 
 def _dtype(cell: Any, x: Tensor) -> torch.dtype:
     """Dtype of a layer's output for an input."""
-    return cell.output_dtype if has_spec(cell) else x.dtype
+    return cell.output_dtype if isinstance(getattr(cell, "spec", None), Spec) else x.dtype
 
 
 class ParaRNN(nn.Module):
@@ -77,7 +77,7 @@ class ParaRNN(nn.Module):
         config: NewtonConfig | None = None,
     ):
         super().__init__()
-        checks.one_of("solver", solver, METHODS)
+        checks.one_of("solver", solver, ASKED)
         checks.probability("dropout", dropout)
         checks.flag("batch_first", batch_first)
         checks.positive("num_layers", num_layers)
@@ -381,13 +381,13 @@ class _Step:
         self.cell, self.out = cell, out
 
     def __call__(self, x: Tensor, h: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-        cell = self.cell
-        if not has_spec(cell):
-            h = decode(cell, x, h, out=self.out, **given)
-            return output_of(cell, h).to(_dtype(cell, x)), h
-        u = cell.drives(x)
-        h = decode(cell, None, h, drives=u, out=self.out, **given)
-        return cell.output(h, drives=u).to(_dtype(cell, x)), h
+        cell, u = self.cell, x
+        recurrence = as_recurrence(cell, x)
+        if recurrence.spec is not None:
+            u = cell.drives(x)
+            given, x = given | {"drives": u}, None  # type: ignore[assignment]
+        h = decode(cell, x, h, out=self.out, **given)
+        return recurrence.output(h, u).to(_dtype(cell, u)), h
 
 
 def _check_lengths(lengths: object, batch: int, total: int, device: torch.device) -> None:

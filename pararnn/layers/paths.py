@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._checks import state_dtype
 from ..solvers import NewtonConfig
-from ..solvers.api import choice
-from ..solvers.task import Task, has_spec
+from ..solvers.methods import choose
+from ..solvers.problem import Problem, as_recurrence
 from .agreement import recorded_calls
 from .min_gru import MinGRUBlock, MinGRUStack
 from .para_rnn import ParaRNN, takes_gaps
@@ -98,18 +97,16 @@ def explain(
 
 
 def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
-    batch, total = x.shape[:2]
-    params = cell.recurrent_params() if has_spec(cell) else tuple(cell.parameters())
-    device, width, dtype = x.device, x.shape[2], x.dtype
-    if has_spec(cell):
-        device, width = cell.device, cell.drive_width
+    u, recurrence = x, as_recurrence(cell, x)
+    if recurrence.spec is not None:
         dtype = cell.dtype if cell.exact_drives else cell.output_dtype
-    u = torch.empty(1, dtype=dtype, device=device).expand(batch, total, width)
+        u = torch.empty(1, dtype=dtype, device=cell.device)
+        u = u.expand(*x.shape[:2], cell.drive_width)
     gaps = u[..., 0] if takes_gaps(cell) else None
-    task = Task(cell, u, None, None, params, state_dtype(dtype), gaps)
-    chosen = choice(task, config, method, layer=True)
+    problem = Problem(recurrence, u, dt=gaps, config=config, method=method, layer=True)
+    _, chosen = choose(problem)
     return LayerPath(
-        cell.spec.name if has_spec(cell) else type(cell).__name__,
+        recurrence.name,
         chosen.path,
         chosen.method,
         chosen.chunk_length,

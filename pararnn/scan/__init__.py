@@ -1,7 +1,5 @@
 """Linear recurrences: one scan for every algebra of transition operators."""
 
-from . import fused as _fused  # noqa: F401 (plugs the kernels in)
-from . import fused_delta as _fused_delta  # noqa: F401 (plugs the kernels in)
 from .affine import affine_scan
 from .algebra import Algebra, Block, Dense, Diagonal, Flat, Left, MaxPlus, Right
 from .delta import delta_scan

@@ -1,15 +1,18 @@
 """Which code runs a scan: the eager operations of this package, or a fused kernel.
 
-A kernel is plugged in with :func:`register_fused`. It gets what the public function gets, checked,
-and records its own derivative.
+A kernel is plugged in with :func:`register_fused`, by a module of :data:`PLUGS`, which is imported
+when a kernel is first asked for. It gets what the public function gets, checked, and records its own
+derivative.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 BACKENDS = ("auto", "eager", "fused")
@@ -24,12 +27,21 @@ class Fused:
     run: Callable[..., Any]
 
 
+PLUGS = ("pararnn.solvers.scans", "pararnn.scan.fused_delta")
 _FUSED: dict[str, Fused] = {}
 
 
 def register_fused(scan: str, fused: Fused) -> None:
     """Plugs a kernel in for a scan, named as its public function."""
     _FUSED[scan] = fused
+
+
+@torch.compiler.assume_constant_result
+def plugged_in() -> bool:
+    """Import what plugs kernels in, once."""
+    for module in PLUGS:
+        importlib.import_module(module)
+    return True
 
 
 def pick(scan: str, backend: str, *values: Tensor | None) -> Callable[..., Any] | None:
@@ -51,6 +63,7 @@ def pick(scan: str, backend: str, *values: Tensor | None) -> Callable[..., Any] 
     device = next(v.device for v in values if v is not None)
     if backend == "auto" and device.type == "cpu":
         return None
+    plugged_in()
     fused = _FUSED.get(scan)
     reason = "there is no fused kernel for it" if fused is None else fused.lacks(*values)
     if fused is not None and reason is None:

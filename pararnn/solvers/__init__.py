@@ -3,11 +3,11 @@
 from .api import (
     newton_apply,
     newton_m2rnn_factorized,
+    sequential_apply,
     shooting_apply,
     solve,
 )
 from .config import NewtonConfig, NewtonDivergenceError, NewtonWarning, Solution
-from .sequential import sequential_apply
 from .streaming import decode
 
 __all__ = [

@@ -36,16 +36,16 @@ import torch
 from torch import Tensor
 
 from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, affine_scan
+from ..scan.inputs import cut
 from ..spec.bounds import derivative_bounds
 from ..spec.declarations import Linear
 from ..spec.interval import Interval
 from ..spec.primitives import snap
 from . import enclosure
-from .dynamics import SpecDynamics
+from .adjoint import previous
 from .enclosure import EPS, TINY, UP, Ball, over, summing
-from .implicit import Problem
-from .task import Task
-from .walkers import cut
+from .problem import Problem
+from .spec_recurrence import SpecRecurrence
 
 WINDOW = 16
 """Steps whose Jacobians are multiplied out before absolute values are taken."""
@@ -76,36 +76,36 @@ class Certificate:
     reason: str
 
 
-def certify(task: Task, states: Tensor) -> Certificate:
-    """Certificate of states ``(B, T, *state_shape)`` of a prepared task (no gradient needed)."""
+def certify(problem: Problem, states: Tensor) -> Certificate:
+    """Certificate of states ``(B, T, *state_shape)`` of a prepared problem (no gradient needed)."""
     with torch.no_grad():
-        return _certify(task, states)
+        return _certify(problem, states)
 
 
-def _certify(task: Task, states: Tensor) -> Certificate:
-    task = task.in_float64()
-    dynamics = task.make(task.params)
-    if not isinstance(dynamics, SpecDynamics):
+def _certify(problem: Problem, states: Tensor) -> Certificate:
+    problem = problem.in_float64()
+    recurrence = problem.recurrence
+    if not isinstance(recurrence, SpecRecurrence):
         return _none("the cell has no Spec, so its second derivative has no bound")
-    if dynamics.algebra("exact") is None:
+    if recurrence.algebra("exact") is None:
         return _none("exact Jacobians of this structure are not formed")
-    if _jumps(dynamics):
+    if _jumps(recurrence):
         return _none("snap of the state jumps where its derivative does not show it")
     if states.numel() == 0:
         return Certificate(0.0, 0.0, 1.0, 0.0, 0.0, "")
-    states, h0 = states.double(), task.h0
+    states, h0 = states.double(), problem.h0
     largest = float(torch.maximum(states.abs().max(), h0.abs().max()))
     if not math.isfinite(largest):
         return _none("the states are not finite")
-    before = Problem(task.make, task.resets).previous(states, h0)
-    width = max(1, enclosure.columns(dynamics, states))
+    before = previous(states, h0, problem.resets)
+    width = max(1, enclosure.columns(recurrence, states))
     count = max(1, GROUP // (states[0].numel() * width))
-    u, resets, found = task.inputs, task.resets, []
+    u, resets, found = problem.inputs, problem.resets, []
     for start in range(0, states.shape[0], count):
         rows = slice(start, start + count)
         found.append(
             _row_bounds(
-                dynamics,
+                recurrence,
                 before[rows],
                 u[rows],
                 states[rows],
@@ -113,12 +113,12 @@ def _certify(task: Task, states: Tensor) -> Certificate:
             )
         )
     rows_of = [torch.cat(parts).tolist() for parts in zip(*found, strict=True)]
-    return _judged(dynamics, task, largest, *rows_of)
+    return _judged(recurrence, problem, largest, *rows_of)
 
 
 def _judged(
-    dynamics: SpecDynamics,
-    task: Task,
+    recurrence: SpecRecurrence,
+    problem: Problem,
     largest: float,
     sums: list[float],
     kappas: list[float],
@@ -141,11 +141,11 @@ def _judged(
         for y, k, q in zip(sums, kappas, radii, strict=True)
     ]
     y, kappa = (max(values) for values in zip(*pairs, strict=True))
-    m = _curvature(dynamics, task, (largest + 2 * y) * UP)
+    m = _curvature(recurrence, problem, (largest + 2 * y) * UP)
     product = max(2 * a * b * m for a, b in pairs) if m else 0.0
     bounds = [_smallest(a, b, m) for a, b in pairs]
     reason = ""
-    if m == math.inf and None in dynamics.bounds:
+    if m == math.inf and None in recurrence.bounds:
         reason = "a state slot declares no bounds, so its second derivative has no bound"
     elif not all(map(math.isfinite, bounds)):
         reason = f"2YκM = {product:.1e} is not below 1: no proof"
@@ -162,36 +162,37 @@ def _smallest(y: float, kappa: float, m: float) -> float:
     return beta if (y + 0.5 * bent * beta * beta) * UP <= beta else math.inf
 
 
-def _jumps(dynamics: SpecDynamics) -> bool:
+def _jumps(recurrence: SpecRecurrence) -> bool:
     """Whether the state enters a function that jumps, whose derivative is declared and not its own."""
-    fz = dynamics.spec.factorization
+    fz = recurrence.spec.factorization
     return any(
         call.free_symbols & fz.state_dependent
-        for stage in dynamics.spec.stages
+        for stage in recurrence.spec.stages
         for call in (stage.operand if isinstance(stage, Linear) else stage.expr).atoms(snap)
     )
 
 
-def _curvature(dynamics: SpecDynamics, task: Task, reach: float) -> float:
+def _curvature(recurrence: SpecRecurrence, problem: Problem, reach: float) -> float:
     """``M`` on the states up to ``reach``: 0 for what is linear in its state, infinite for what is
     not and declares no box."""
-    if dynamics.linear:
+    if recurrence.linear:
         return 0.0
-    if None in dynamics.bounds:
+    if None in recurrence.bounds:
         return math.inf
-    params = [p.detach().cpu().numpy() for p in dynamics.raw_params]
+    params = [p.detach().cpu().numpy() for p in recurrence.raw_params]
     ends = zip(
-        *(_parts(dynamics, x) for x in torch.aminmax(task.inputs.flatten(0, 1), dim=0)), strict=True
+        *(_parts(recurrence, x) for x in torch.aminmax(problem.inputs.flatten(0, 1), dim=0)),
+        strict=True,
     )
     drives = [Interval(lo, hi) for lo, hi in ends]
-    bent = derivative_bounds(dynamics.spec, params, dynamics.sizes, reach, drives=drives)[1]
+    bent = derivative_bounds(recurrence.spec, params, recurrence.sizes, reach, drives=drives)[1]
     m = float(bent.max())
     return math.inf if math.isnan(m) else m
 
 
-def _parts(dynamics: SpecDynamics, u: Tensor) -> list[np.ndarray]:
+def _parts(recurrence: SpecRecurrence, u: Tensor) -> list[np.ndarray]:
     """Packed drives ``(C,)`` as arrays, each of the shape of its axes."""
-    shapes = dynamics.spec.drive_shapes(dynamics.sizes)
+    shapes = recurrence.spec.drive_shapes(recurrence.sizes)
     parts = u.split([math.prod(shape) for shape in shapes], -1)
     return [p.reshape(shape).cpu().numpy() for p, shape in zip(parts, shapes, strict=True)]
 
@@ -201,12 +202,12 @@ def _none(reason: str) -> Certificate:
 
 
 def _row_bounds(
-    dynamics: SpecDynamics, before: Tensor, u: Tensor, states: Tensor, resets: Tensor | None
+    recurrence: SpecRecurrence, before: Tensor, u: Tensor, states: Tensor, resets: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``Y``, ``κ``, ``q`` and the largest residual of every row."""
-    algebra = cast(Algebra, dynamics.algebra("exact"))
-    residual = enclosure.step(dynamics, before, u) + Ball(-states)
-    ball = enclosure.jacobian(dynamics, before, u)
+    algebra = cast(Algebra, recurrence.algebra("exact"))
+    residual = enclosure.step(recurrence, before, u) + Ball(-states)
+    ball = enclosure.jacobian(recurrence, before, u)
     op, radius = (cut(x, resets) for x in (ball.value, cast(Tensor, ball.radius)))
     c = affine_scan(op, residual.value, algebra=algebra)
     n = algebra.order(op)
@@ -221,7 +222,7 @@ def _row_bounds(
     s = _accumulated(algebra, op, forcing)
     least = _largest_of(((c.abs() + s[0]) * UP).unsqueeze(0))[0]
     _, kappa, q = _largest_of(s)
-    if dynamics.linear and bool((kappa > op.shape[1]).any()) and bool(op.isfinite().all()):
+    if recurrence.linear and bool((kappa > op.shape[1]).any()) and bool(op.isfinite().all()):
         lengths = _euclidean(algebra, op, forcing)
         least = torch.minimum(least, (c.abs().flatten(1).amax(1) + lengths[0]) * UP)
         kappa, q = torch.minimum(kappa, lengths[1]), torch.minimum(q, lengths[2])

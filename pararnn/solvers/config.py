@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -142,6 +143,27 @@ class HostProgress:
     @property
     def residual(self) -> float:
         return self.residual_history[-1]
+
+
+def divergence(progress: Progress, method: str, on_divergence: str) -> None:
+    """Raise or warn, as asked for, if a solve did not converge.
+
+    Raises
+    ------
+    NewtonDivergenceError
+        If it did not, and ``on_divergence`` is ``'raise'``.
+    """
+    if progress.converged or on_divergence not in ("raise", "auto", "warn"):
+        return
+    history = ", ".join(f"{r:.1e}" for r in progress.residual_history)
+    message = (
+        f"{method} solve ended after {progress.iterations} iterations with residual "
+        f"{progress.residual:.1e}, above its tolerance; residuals: {history}. Raise max_iters, "
+        "leave it unset to iterate until converged, or bound the recurrent weights."
+    )
+    if on_divergence == "raise":
+        raise NewtonDivergenceError(message, progress.residual_history)
+    warnings.warn(message, NewtonWarning, stacklevel=4)
 
 
 class States(Protocol):

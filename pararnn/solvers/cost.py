@@ -31,6 +31,7 @@ class Machine:
     overhead: float
     grain: int
     processors: int
+    unit: float  # c1, in microseconds
 
     def step(self, numbers: float) -> float:
         """Cost of one step on so many numbers, in units of ``c1``."""
@@ -46,8 +47,10 @@ def machine(device: str) -> Machine:
     0.10 ms on 85 thousand numbers and 0.17 ms on 655 thousand (H200, torch 2.11.0).
     """
     if device == "cpu":
-        return Machine(overhead=2_200, grain=32_768, processors=torch.get_num_threads())
-    return Machine(overhead=800_000, grain=1, processors=1)
+        return Machine(
+            overhead=2_200, grain=32_768, processors=torch.get_num_threads(), unit=0.0135
+        )
+    return Machine(overhead=800_000, grain=1, processors=1, unit=1.2e-4)
 
 
 AUTODIFF = 4
@@ -62,11 +65,49 @@ SLACK = 1.5
 """The slowest that ``auto`` may be, to the loop, whatever the numbers turn out to be."""
 
 
-def own_chunk_length(
-    total: int, batch: int, size: int, device: str, recorded: bool, dense: bool
-) -> int:
-    """Chunk length for a module without a Spec, whose derivatives are taken by automatic
-    differentiation; ``total`` where its loop is cheaper, or may be.
+@dataclass(frozen=True)
+class Cut:
+    """Chunks of a length, and their modelled cost in microseconds; infinite if none will do."""
+
+    length: int
+    cost: float
+
+
+def loop_cost(total: int, numbers: int, device: str, recorded: bool) -> float:
+    """Cost of a loop over the hand-written step, in microseconds, with what autograd records of it."""
+    kind = machine(device)
+    return total * kind.step(numbers) * (1 + RECORDED * recorded) * kind.unit
+
+
+def chunk_length(total: int, numbers: int, device: str) -> tuple[int, int]:
+    """Chunk length and warm-up for ``total`` steps on ``numbers = B × state size``.
+
+    The chunk length equals ``total`` where the sequential algorithm is cheaper.
+    """
+    return chunk_cut(total, numbers, device).length, WARMUP
+
+
+def chunk_cut(total: int, numbers: int, device: str) -> Cut:
+    """The cheapest chunks, one of all steps included, for a recurrence with a Spec."""
+    return _chunk_cut(total, numbers, machine(device))
+
+
+@lru_cache(maxsize=1024)
+def _chunk_cut(total: int, numbers: int, device: Machine) -> Cut:
+    best, least = max(total, 1), total * device.step(numbers)
+    chunks = 2.0
+    while numbers and total / chunks >= WARMUP:
+        length = -(-total // round(chunks))
+        cost = (length + WARMUP) * device.step(numbers * (total / length))
+        if cost < least:
+            best, least = length, cost
+        chunks *= 1.25
+    return Cut(best, least * device.unit)
+
+
+def own_cut(total: int, batch: int, size: int, device: str, recorded: bool, dense: bool) -> Cut:
+    """The cheapest chunks for a module without a Spec, whose derivatives are taken by automatic
+    differentiation.
 
     Nothing is known of how well such a step forgets. So chunks are taken only where their worst case,
     :data:`OWN_CAP` corrections and then all steps in the order of time, is within :data:`SLACK` of
@@ -82,22 +123,22 @@ def own_chunk_length(
         Whether Jacobians ``(n, n)`` are formed; else a correction is a pass alone, and the adjoint
         has no bound but the loop.
     """
-    return _own_chunk_length(total, batch, size, machine(device), recorded, dense)
+    return _own_cut(total, batch, size, machine(device), recorded, dense)
 
 
 @lru_cache(maxsize=1024)
-def _own_chunk_length(
+def _own_cut(
     total: int, batch: int, size: int, device: Machine, recorded: bool, dense: bool
-) -> int:
+) -> Cut:
+    best, least = max(total, 1), math.inf
     if (recorded and not dense) or not batch * size:
-        return max(total, 1)
+        return Cut(best, least)
     numbers, columns = batch * size, size if dense else 0
     loop = total * device.step(numbers) * (1 + RECORDED * recorded)
     backward = 0.0
     if recorded:  # all Jacobians at once, a scan over them, and the gradients of all steps
         backward = AUTODIFF * (device.overhead + size * total * numbers) + size * total * numbers
         backward += AUTODIFF * device.step(total * numbers)
-    best, least = max(total, 1), loop
     chunks = 2.0
     while total / chunks >= WARMUP:
         length = -(-total // round(chunks))
@@ -109,25 +150,4 @@ def _own_chunk_length(
         if worst <= SLACK * loop and usual < least:
             best, least = length, usual
         chunks *= 1.25
-    return best
-
-
-def chunk_length(total: int, numbers: int, device: str) -> tuple[int, int]:
-    """Chunk length and warm-up for ``total`` steps on ``numbers = B × state size``.
-
-    The chunk length equals ``total`` where the sequential algorithm is cheaper.
-    """
-    return _chunk_length(total, numbers, machine(device)), WARMUP
-
-
-@lru_cache(maxsize=1024)
-def _chunk_length(total: int, numbers: int, device: Machine) -> int:
-    best, least = max(total, 1), total * device.step(numbers)
-    chunks = 2.0
-    while numbers and total / chunks >= WARMUP:
-        length = -(-total // round(chunks))
-        cost = (length + WARMUP) * device.step(numbers * (total / length))
-        if cost < least:
-            best, least = length, cost
-        chunks *= 1.25
-    return best
+    return Cut(best, least * device.unit)

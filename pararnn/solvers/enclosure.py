@@ -23,7 +23,7 @@ from torch import Tensor
 from ..scan import Algebra, Block, Dense, Diagonal, Left, Right
 from ..spec import Spec
 from ..spec.program import load, print_program
-from .dynamics import SpecDynamics
+from .spec_recurrence import SpecRecurrence
 from .torch_backend import NAMESPACE
 
 EPS = 2.0**-52
@@ -288,52 +288,54 @@ def _program(spec: Spec, program: str) -> Callable[..., tuple[Ball | float, ...]
     return load(print_program(spec, program, "plain"), BALLS)
 
 
-def _inputs(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> list[Ball]:
-    parts = (*dynamics._slots(h), *dynamics._drives(u), *dynamics.params)
+def _inputs(recurrence: SpecRecurrence, h: Tensor, u: Tensor) -> list[Ball]:
+    parts = (*recurrence._slots(h), *recurrence._drives(u), *recurrence.params)
     return [Ball(x) for x in parts]
 
 
-def _joined(dynamics: SpecDynamics, slots: tuple[Ball | float, ...], like: Tensor) -> Ball:
+def _joined(recurrence: SpecRecurrence, slots: tuple[Ball | float, ...], like: Tensor) -> Ball:
     """Slots as one state, with a radius in every place; infinite where nothing is known."""
-    shape = like.select(dynamics.slot_dim, 0).shape if dynamics.several else like.shape
+    shape = like.select(recurrence.slot_dim, 0).shape if recurrence.several else like.shape
     balls = [Ball.of(s) for s in slots]
     parts = [
         [torch.as_tensor(x, dtype=like.dtype, device=like.device).expand(shape) for x in found]
         for found in ([b.value for b in balls], [b.radius for b in balls])
     ]
-    value, radius = (torch.stack(p, dynamics.slot_dim) if dynamics.several else p[0] for p in parts)
+    value, radius = (
+        torch.stack(p, recurrence.slot_dim) if recurrence.several else p[0] for p in parts
+    )
     return Ball(value, _known(radius))
 
 
-def step(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> Ball:
+def step(recurrence: SpecRecurrence, h: Tensor, u: Tensor) -> Ball:
     """The exact next states ``(..., *state_shape)`` lie in this ball."""
-    return _joined(dynamics, _program(dynamics.spec, "step")(*_inputs(dynamics, h, u)), h)
+    return _joined(recurrence, _program(recurrence.spec, "step")(*_inputs(recurrence, h, u)), h)
 
 
-def jacobian(dynamics: SpecDynamics, h: Tensor, u: Tensor) -> Ball:
-    """The exact operators of ``dynamics.algebra("exact")`` at ``h`` lie in this ball: the tangent of
+def jacobian(recurrence: SpecRecurrence, h: Tensor, u: Tensor) -> Ball:
+    """The exact operators of ``recurrence.algebra("exact")`` at ``h`` lie in this ball: the tangent of
     unit states, of several at once where the recurrence keeps them apart."""
-    found = _program(dynamics.spec, "coefficients")(*_inputs(dynamics, h, u))
+    found = _program(recurrence.spec, "coefficients")(*_inputs(recurrence, h, u))
     coefficients = [Ball.of(c) for c in found]
-    algebra = cast(Algebra, dynamics.algebra("exact"))
-    axes, lead = len(dynamics.spec.axes), h.shape[: h.ndim - len(dynamics.state_shape)]
-    units, spread = _units(algebra, dynamics.state_shape, h), not isinstance(algebra, Left)
+    algebra = cast(Algebra, recurrence.algebra("exact"))
+    axes, lead = len(recurrence.spec.axes), h.shape[: h.ndim - len(recurrence.state_shape)]
+    units, spread = _units(algebra, recurrence.state_shape, h), not isinstance(algebra, Left)
     if spread:
         coefficients = [_spread(c, axes) for c in coefficients]
     basis = units.expand(*lead, *units.shape)
-    slots = [Ball(s) for s in dynamics._slots(basis)]
-    params = [Ball(p) for p in dynamics.params]
-    tangent = _program(dynamics.spec, "tangent")(*slots, *coefficients, *params)
-    moved = _joined(dynamics, tangent, basis)
+    slots = [Ball(s) for s in recurrence._slots(basis)]
+    params = [Ball(p) for p in recurrence.params]
+    tangent = _program(recurrence.spec, "tangent")(*slots, *coefficients, *params)
+    moved = _joined(recurrence, tangent, basis)
     return Ball(
         *(_arranged(algebra, x, len(lead)) for x in (moved.value, cast(Tensor, moved.radius)))
     )
 
 
-def columns(dynamics: SpecDynamics, like: Tensor) -> int:
+def columns(recurrence: SpecRecurrence, like: Tensor) -> int:
     """How many numbers of its operator a number of the state has, about."""
-    units = _units(cast(Algebra, dynamics.algebra("exact")), dynamics.state_shape, like)
-    return units.numel() // max(1, math.prod(dynamics.state_shape))
+    units = _units(cast(Algebra, recurrence.algebra("exact")), recurrence.state_shape, like)
+    return units.numel() // max(1, math.prod(recurrence.state_shape))
 
 
 def _spread(c: Ball, axes: int) -> Ball:

@@ -55,7 +55,7 @@ class Walker(Protocol):
 
 
 @dataclass
-class Plan:
+class Schedule:
     """What the engine has been told; see :class:`~pararnn.solvers.config.NewtonConfig`."""
 
     tol: float
@@ -91,18 +91,18 @@ def mismatch_of(ends: Tensor, starts: Tensor, sizes: Tensor, dims: int) -> tuple
     return difference, relative.flatten(-dims).amax(-1) if dims else relative
 
 
-def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
+def run(walker: Walker, first: Tensor, schedule: Schedule) -> Outcome:
     """Solve from the known first state ``(B, *state_shape)``; states go to the walker's output."""
     part, dims = walker.partition, first.ndim - 1
-    if part.count == 1 and (part.length > 1 or plan.max_iters is None):
+    if part.count == 1 and (part.length > 1 or schedule.max_iters is None):
         ends, _ = walker.walk(first.unsqueeze(1), write=True)
         return Outcome(0, 1.0, [0.0], True, False, ends, ends)
     single = part.length == 1
-    iterate, passes = _guess(walker, first, plan.warmup)
+    iterate, passes = _guess(walker, first, schedule.warmup)
     starts = torch.cat([first.unsqueeze(1), iterate[:, :-1]], 1)
-    kind = plan.first_kind
-    pinned = plan.max_iters is not None
-    limit = plan.max_iters if pinned else plan.cap
+    kind = schedule.first_kind
+    pinned = schedule.max_iters is not None
+    limit = schedule.max_iters if pinned else schedule.cap
     history: list[float] = []
     iterations = 0
     while True:
@@ -113,11 +113,11 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
             difference[:, -1], relative[:, -1] = 0, 0
         residual = float(relative.max()) if relative.numel() else 0.0
         history.append(residual)
-        agreed = _agreed(relative <= plan.tol, walker.cuts())
+        agreed = _agreed(relative <= schedule.tol, walker.cuts())
         if (not pinned and bool(agreed.all())) or iterations == limit:
             break
-        if op is None and kind != plan.later_kind:
-            kind = plan.later_kind
+        if op is None and kind != schedule.later_kind:
+            kind = schedule.later_kind
             if walker.algebra(kind) is not None:
                 _, op = walker.walk(starts, write=False, kind=kind)
                 passes += 1
@@ -128,8 +128,8 @@ def run(walker: Walker, first: Tensor, plan: Plan) -> Outcome:
         )
         starts = torch.cat([first.unsqueeze(1), iterate[:, :-1]], 1)
         iterations += 1
-    converged = residual <= plan.tol
-    if converged or not plan.fallback:
+    converged = residual <= schedule.tol
+    if converged or not schedule.fallback:
         return Outcome(iterations, passes, history, converged, False, ends, iterate)
     history.append(float(relative[agreed].max()) if bool(agreed.any()) else 0.0)
     ends, share = _sequential_rest(walker, starts, ends, agreed, dims)

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _checks as checks
+from .._operators import Operator
+from ..kernels.support import launcher, on_device_of
+from ..spec import Spec
 from .config import BACKENDS
-from .fused import TRANSFORMED, unfit
-from .operators import channelwise_step
-from .task import has_spec
+from .methods.fused import TRANSFORMED, lacking
+from .operator import spec_of
+
+
+def _step(
+    name: str,
+    u: Tensor,
+    dt: Tensor | None,
+    h: Tensor,
+    params: Sequence[Tensor],
+    out: Tensor,
+) -> None:
+    if out.numel():
+        with on_device_of(u):
+            launcher().run_decode(spec_of(name), u, dt, h, tuple(params), out)
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+
+
+channelwise_step = Operator(
+    "channelwise_step(str spec, Tensor u, Tensor? dt, Tensor h, Tensor[] params, Tensor(a!) out)"
+    " -> ()",
+    _step,
+    lambda *_: None,
+    keys=("CUDA", "CPU"),
+)
 
 
 def decode(
@@ -89,7 +116,7 @@ def decode(
     start = h.contiguous().view(shape)
     u = u.reshape(start.shape[0], u.shape[-1])
     dt = None if dt is None else dt.reshape(-1)
-    channelwise_step(cell.kernel, u, dt, start, params, target.view(shape))
+    channelwise_step(cell.spec.fingerprint, u, dt, start, params, target.view(shape))
     return target
 
 
@@ -98,10 +125,10 @@ def _decode_refusal(
 ) -> str | None:
     if backend == "eager":
         return "asked for: backend='eager'"
-    if not has_spec(cell):
+    if not isinstance(getattr(cell, "spec", None), Spec):
         return f"{type(cell).__name__} has no Spec"
     if recorded:
         return "gradients are recorded"
     if transformed:
         return TRANSFORMED
-    return unfit(cell, device, backend)
+    return lacking(cell.spec, device, backend)

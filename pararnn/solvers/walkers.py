@@ -11,28 +11,17 @@ import torch
 from torch import Tensor
 
 from ..scan import Algebra
-from .dynamics import Coefficients, SpecDynamics
-from .module_dynamics import ModuleDynamics
+from ..scan.chunks import per_state
+from ..scan.inputs import cut
 from .partition import Partition
+from .recurrence import Linearization, Recurrence
 from .scale import CAP, SEEN, sizes
-
-Dynamics = SpecDynamics | ModuleDynamics
-
-
-def per_state(mask: Tensor, state: Tensor) -> Tensor:
-    """A mask ``(B, ...)`` with the trailing dimensions of a state."""
-    return mask.reshape(*mask.shape, *(1,) * (state.ndim - mask.ndim))
-
-
-def cut(x: Tensor, resets: Tensor | None) -> Tensor:
-    """``x`` with zero where a reset cuts the recurrence."""
-    return x if resets is None else torch.where(per_state(resets, x), torch.zeros_like(x), x)
 
 
 class _Walker:
     """What both walkers share: chunk bookkeeping, writing, carrying operators."""
 
-    dynamics: Dynamics
+    recurrence: Recurrence
     resets: Tensor | None
     partition: Partition
     out: Tensor
@@ -47,7 +36,7 @@ class _Walker:
         raise NotImplementedError
 
     def algebra(self, kind: str) -> Algebra | None:
-        return self.dynamics.algebra(kind)
+        return self.recurrence.algebra(kind)
 
     def _resets_at(self, time: slice, rows: slice) -> Tensor | None:
         return None if self.resets is None else self.resets[:, time][:, rows]
@@ -111,7 +100,7 @@ class _Walker:
         return starts
 
     def sizes(self, first: Tensor) -> Tensor:
-        part, algebra = self.partition, self.dynamics.algebra("exact")
+        part, algebra = self.partition, self.recurrence.algebra("exact")
         return sizes(self.out, first, part, self.resets, algebra, self.cap, self.seen)
 
 
@@ -120,7 +109,7 @@ class CellWalker(_Walker):
 
     def __init__(
         self,
-        dynamics: Dynamics,
+        recurrence: Recurrence,
         u: Tensor,
         resets: Tensor | None,
         partition: Partition,
@@ -128,20 +117,20 @@ class CellWalker(_Walker):
         box: tuple[Tensor, Tensor] | None,
         linear_solver: Callable[[Tensor, Tensor], Tensor],
     ):
-        self.dynamics, self.u, self.resets = dynamics, u, resets
+        self.recurrence, self.u, self.resets = recurrence, u, resets
         self.partition, self.out, self.box = partition, out, box
         self.linear_solver = linear_solver
 
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
         h = cut(h, self._resets_at(time, rows))
-        return self.dynamics.step(h, self.u[:, time][:, rows], out)
+        return self.recurrence.step(h, self.u[:, time][:, rows], out)
 
     def _advance_with_operator(
         self, h: Tensor, time: slice, rows: slice, kind: str, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         resets = self._resets_at(time, rows)
         u = self.u[:, time][:, rows]
-        h, op = self.dynamics.step_with_operator(cut(h, resets), u, kind, out)
+        h, op = self.recurrence.step_with_operator(cut(h, resets), u, kind, out)
         return h, cut(op, resets)
 
     def correct(self, mismatch: Tensor, starts: Tensor) -> Tensor | None:
@@ -153,39 +142,29 @@ class CellWalker(_Walker):
 
 
 class LinearWalker(_Walker):
-    """``x ← J_t x + b_t`` forwards, or ``x ← J_tᵀ x + b_t`` backwards, from coefficients.
+    """``x ← J_t x + b_t`` forwards, or ``x ← J_tᵀ x + b_t`` backwards.
 
-    ``resets`` cut the recurrence: where it is set, ``J_t`` is zero. The states of a linear
-    recurrence have no units, so their past counts as large as it is; and all of it is looked at, as
-    inputs may be zero but at a few steps.
+    The states of a linear recurrence have no units, so their past counts as large as it is; and all
+    of it is looked at, as inputs may be zero but at a few steps.
     """
 
     cap, seen = math.inf, sys.maxsize
 
-    def __init__(
-        self,
-        dynamics: Dynamics,
-        coefficients: Coefficients,
-        b: Tensor,
-        resets: Tensor | None,
-        partition: Partition,
-        out: Tensor,
-    ):
-        self.dynamics, self.coefficients, self.b = dynamics, coefficients, b
-        self.resets, self.partition, self.out = resets, partition, out
+    def __init__(self, linear: Linearization, b: Tensor, partition: Partition, out: Tensor):
+        self.recurrence, self.resets = linear.recurrence, linear.resets
+        self.linear, self.b, self.partition, self.out = linear, b, partition, out
 
     def _advance(self, h: Tensor, time: slice, rows: slice, out: Tensor | None) -> Tensor:
-        local = tuple(c[:, time][:, rows] for c in self.coefficients)
-        act = self.dynamics.transpose if self.partition.reverse else self.dynamics.tangent
-        moved = act(local, h)
-        moved = cut(moved, self._resets_at(time, rows))
+        local = tuple(c[:, time][:, rows] for c in self.linear.coefficients)
+        act = self.recurrence.transpose if self.partition.reverse else self.recurrence.tangent
+        moved = cut(act(local, h), self._resets_at(time, rows))
         return torch.add(moved, self.b[:, time][:, rows], out=out)
 
     def _advance_with_operator(
         self, h: Tensor, time: slice, rows: slice, kind: str, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        local = tuple(c[:, time][:, rows] for c in self.coefficients)
-        op = self.dynamics.operator(local, kind, h)
+        local = tuple(c[:, time][:, rows] for c in self.linear.coefficients)
+        op = self.recurrence.operator(local, kind, h)
         if self.partition.reverse:
             op = cast(Algebra, self.algebra(kind)).transpose(op)
         return self._advance(h, time, rows, out), cut(op, self._resets_at(time, rows))

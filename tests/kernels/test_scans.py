@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pararnn import NewtonConfig, sequential_apply, solve
+from pararnn.kernels.plan import plan
 from pararnn.scan import (
-    fused,
     linear_scan,
     matrix_affine_scan,
     matrix_scan,
@@ -17,6 +17,8 @@ from pararnn.scan import (
     prefix_sum,
     reference,
 )
+from pararnn.solvers.methods import fused
+from pararnn.solvers.scans import scan_spec
 
 B, T = 2, 13
 
@@ -34,7 +36,7 @@ def chunks(monkeypatch):
         monkeypatch.setattr(
             fused,
             "plan",
-            lambda *sizes, **more: plain(*sizes, **more, length=length, warmup=warmup),
+            lambda *sizes, **more: plain(*sizes, **more | {"length": length, "warmup": warmup}),
         )
 
     return cut
@@ -158,8 +160,8 @@ def test_prefix_sums(kit, chunks, length):
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_block_is_one_launch(batch, backward):
     """64 tokens of the published width are one chunk on a GPU of 132 processors."""
-    spec = fused.scan_spec("1")
-    assert fused.plan(spec, batch, 64, 1536, 4, 132, backward=backward).chunks(64) == 1
+    spec = scan_spec("1")
+    assert plan(spec, batch, 64, 1536, 4, 132, backward=backward).chunks(64) == 1
 
 
 @pytest.mark.parametrize("increments", [False, True])

@@ -434,10 +434,10 @@ def test_refusals_say_why(kit, name, monkeypatch):
             solve(cell, x, dataclasses.replace(config, backend="fused"), method=method)
         assert reason in str(error.value)
         assert "backend='auto'" in str(error.value)
-    from pararnn.solvers.fused import refusal
-    from pararnn.solvers.task import prepare
+    from pararnn.solvers.methods import BY_NAME
+    from pararnn.solvers.problem import prepare
 
-    assert reason in refusal(prepare(cell, x, None, None), config, method)
+    assert reason in BY_NAME["fused"].unfit(prepare(cell, x, config=config, method=method))
     got = solve(cell, x, config, method=method)  # 'auto' takes the other path
     assert got.path == "eager"
     if kit.DEVICE == "cuda" and method == "auto":
@@ -521,14 +521,14 @@ def test_specs_that_the_template_cannot_hold():
 
 
 def operator_arguments(kit, name, length, h0=True):
-    from pararnn.solvers.operators import register
+    from pararnn.solvers.operator import Call, Settings
 
     p = problem(kit, name, T=4)
     params = [q.detach().clone().requires_grad_() for q in p.cell.recurrent_params()]
-    start = p.given["h0"].detach().reshape(2, -1, 3).clone().requires_grad_() if h0 else None
-    settings = (length, 1, 2, 0.0)
-    return (register(p.cell.spec), p.u, p.given.get("dt"), start, p.given.get("resets"), params,
-            *settings)  # fmt: skip
+    start = p.given["h0"].detach().clone().requires_grad_() if h0 else None
+    spec, settings = p.cell.spec, Settings("fused", length, 1, cap=2)
+    return Call(spec.fingerprint, [p.cell.sizes[spec.axes[0]]], p.cell.state_dtype, [p.u],
+                p.given.get("dt"), start, p.given.get("resets"), params, *settings)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def operator_arguments(kit, name, length, h0=True):
 )
 def test_opcheck(kit, name, length, h0):
     torch.library.opcheck(
-        torch.ops.pararnn.channelwise.default, operator_arguments(kit, name, length, h0)
+        torch.ops.pararnn.solve.default, operator_arguments(kit, name, length, h0)
     )
 
 
@@ -546,9 +546,9 @@ def test_fake_outputs_are_like_real_ones(kit):
 
     for name in ("ParaGRU[diag]", "ParaLSTM"):
         args = operator_arguments(kit, name, 0)
-        real = torch.ops.pararnn.channelwise(*args)
+        real = torch.ops.pararnn.solve(*args)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            fake = torch.ops.pararnn.channelwise(*args)
+            fake = torch.ops.pararnn.solve(*args)
         for a, b in zip(real, fake, strict=True):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 
@@ -575,7 +575,7 @@ def test_a_dispatch_mode_sees_the_operators_and_nothing_changes(kit):
     assert seen == []
     with Mode():
         s, found = run()
-    assert seen == ["channelwise", "channelwise_backward"]
+    assert seen == ["solve", "solve_backward"]
     assert torch.equal(s.output, plain.output)
     assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
     assert s.residual_history == plain.residual_history

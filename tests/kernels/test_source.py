@@ -119,7 +119,7 @@ def test_constants_are_told_apart_by_what_they_call():
 
 
 def test_unused_specs_are_forgotten_by_name_only():
-    from pararnn.solvers.operators import register
+    from pararnn.solvers.operator import register
 
     spec = spec_of("ParaLSTM")
     assert register(spec) == register(spec_of("ParaLSTM")) == spec.fingerprint

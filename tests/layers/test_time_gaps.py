@@ -6,8 +6,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 import pararnn
 from pararnn import Cell, NewtonConfig, ParaGRU, ParaRNN, Spec, softplus, tanh
-from pararnn.solvers.dynamics import pack
-from pararnn.solvers.task import prepare
+from pararnn.solvers.problem import prepare
+from pararnn.solvers.spec_recurrence import pack
 
 with Spec("Timed") as timed:
     h = timed.state("h", bounds=(-1, 1))

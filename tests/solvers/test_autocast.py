@@ -116,7 +116,7 @@ def test_it_is_the_shield(monkeypatch):
         with _precision.full_precision(device):
             return run(*tensors)
 
-    monkeypatch.setattr("pararnn.solvers.implicit.exactly", plain)
+    monkeypatch.setattr("pararnn.solvers.adjoint.exactly", plain)
     torch.manual_seed(0)
     with pytest.raises(AssertionError):
         compare(*solved(CELLS["head"](), "shooting"))

@@ -22,8 +22,8 @@ from pararnn import (
     tanh,
 )
 from pararnn.solvers.certificate import certify
-from pararnn.solvers.sequential import sequential_states
-from pararnn.solvers.task import prepare
+from pararnn.solvers.methods.sequential import sequential_states
+from pararnn.solvers.problem import prepare
 
 CELLS = {
     "diag": lambda: ParaGRU(2, 4, max_recurrent_norm=None),

@@ -37,8 +37,8 @@ from pararnn import (
 )
 from pararnn.solvers import certificate, enclosure
 from pararnn.solvers.certificate import certify
-from pararnn.solvers.sequential import sequential_states
-from pararnn.solvers.task import prepare
+from pararnn.solvers.methods.sequential import sequential_states
+from pararnn.solvers.problem import prepare
 from pararnn.spec import oracle, snap
 
 DIGITS = 300
@@ -50,19 +50,19 @@ random_specs = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(random_specs)
 
 
-def true_error(task, states):
+def true_error(problem, states):
     """Largest ``|h_t − true h_t|``, of the drives and parameters as they are stored."""
-    task = task.in_float64()
-    spec, u = task.cell.spec, task.inputs
-    shapes = spec.drive_shapes(task.cell.sizes)
-    params = tuple(p.numpy() for p in task.params)
+    problem = problem.in_float64()
+    spec, u = problem.spec, problem.inputs
+    shapes = spec.drive_shapes(problem.recurrence.sizes)
+    params = tuple(p.numpy() for p in problem.params)
     worst = mpmath.mpf(0)
     with mpmath.workdps(DIGITS):
         for b in range(u.shape[0]):
-            h = task.h0[b].numpy()
+            h = problem.h0[b].numpy()
             for t in range(u.shape[1]):
-                if task.resets is not None and task.resets[b, t]:
-                    h = np.zeros(task.h0[b].shape)
+                if problem.resets is not None and problem.resets[b, t]:
+                    h = np.zeros(problem.h0[b].shape)
                 parts = u[b, t].split([math.prod(s) for s in shapes])
                 now = [p.reshape(s).numpy() for p, s in zip(parts, shapes, strict=True)]
                 h = oracle.step(spec, h, now, params, "mpmath")
@@ -72,23 +72,23 @@ def true_error(task, states):
     return worst
 
 
-def checked(task, states):
+def checked(problem, states):
     """The certificate, which must hold, or say why there is none."""
-    proof = certify(task, states)
+    proof = certify(problem, states)
     if math.isinf(proof.error_bound):
         assert proof.reason
     else:
         assert proof.reason == ""
-        error = true_error(task, states)
+        error = true_error(problem, states)
         assert error <= mpmath.mpf(proof.error_bound), (
             f"error {mpmath.nstr(error, 6)}, bound {proof.error_bound}"
         )
     return proof
 
 
-def loop(task):
+def loop(problem):
     with torch.no_grad():
-        return sequential_states(task)
+        return sequential_states(problem)
 
 
 # -- what was found below the true error --------------------------------------------------------
@@ -109,8 +109,8 @@ def test_products_that_cancel():
         cell.q.copy_(1e4 * cell.p)
         cell.w.copy_(torch.full((4,), 0.9))
     drives = (1e4 + 0.1 * torch.randn(2, 30, 4)).double()
-    task = prepare(cell, None, None, None, drives=drives)
-    proof = checked(task, loop(task))
+    problem = prepare(cell, None, None, None, drives=drives)
+    proof = checked(problem, loop(problem))
     assert proof.error_bound < 1e-9
 
 
@@ -128,8 +128,8 @@ def test_a_start_that_cancels():
     gate = torch.sigmoid(cell.A_r * h0 + drives[:, 0, 3:6])
     drives[:, 0, 6:] = -(cell.A_n * gate * h0) + 0.1
     drives[:, 0, :3] = 40.0  # the update gate is open: what is left is the state
-    task = prepare(cell, None, h0, None, drives=drives.detach())
-    proof = checked(task, loop(task))
+    problem = prepare(cell, None, h0, None, drives=drives.detach())
+    proof = checked(problem, loop(problem))
     assert 1e-14 < proof.error_bound < 1e-8
 
 
@@ -145,8 +145,8 @@ def test_a_large_start_that_cancels(dtype):
     for i in range(len(names)):
         other = drives.clone()
         other[:, 0, 4 * i : 4 * i + 4] -= first
-        task = prepare(cell, None, h0, None, drives=other)
-        proof = checked(task, loop(task))
+        problem = prepare(cell, None, h0, None, drives=other)
+        proof = checked(problem, loop(problem))
         assert math.isfinite(proof.error_bound)
 
 
@@ -193,8 +193,8 @@ def magnitude(r):
     return 10.0 ** r.choice((0, 0, 0, 0, r.uniform(-2, 2), r.uniform(-8, 8), r.uniform(-30, 30)))
 
 
-def problem(cell, r, length):
-    """A task of random drives, start and resets, and a way to spoil its states."""
+def drawn(cell, r, length):
+    """A problem of random drives, start and resets, and a way to spoil its states."""
     dtype = r.choice((torch.float32, torch.float64))
     cell = cell.to(dtype)
     with torch.no_grad():
@@ -218,19 +218,19 @@ def problem(cell, r, length):
     return prepare(cell, None, h0, resets, drives=drives, **timed)
 
 
-def spoilt(task, r):
-    states = loop(task)
+def spoilt(problem, r):
+    states = loop(problem)
     kind = r.choice(("loop", "loop", "noise", "pinned"))
     if kind == "noise":
         size = 10.0 ** r.uniform(-14, 2) * max(1e-300, float(states.abs().max()))
         states = states + size * torch.randn_like(states)
     if kind == "pinned":
         config = NewtonConfig(max_iters=r.choice((0, 1, 2)), on_divergence="ignore")
-        timed = {} if task.dt is None else {"dt": task.dt}
-        found = solve(task.cell, None, config, method="newton", drives=task.u, h0=task.start,
-                      resets=task.resets, **timed)  # fmt: skip
+        timed = {} if problem.dt is None else {"dt": problem.dt}
+        found = solve(problem.recurrence.cell, None, config, method="newton", drives=problem.u, h0=problem.start,
+                      resets=problem.resets, **timed)  # fmt: skip
         states = found.states.detach()
-    return states.to(task.dtype)
+    return states.to(problem.dtype)
 
 
 SEEDS = [pytest.param(i, marks=pytest.mark.slow) if i >= 4 else i for i in range(40)]
@@ -242,20 +242,20 @@ def test_cells(name, seed):
     r = random.Random(f"{name} {seed}")
     torch.manual_seed(seed)
     try:
-        task = problem(CELLS[name](), r, r.choice((1, 3, 18, 19)))
+        problem = drawn(CELLS[name](), r, r.choice((1, 3, 18, 19)))
     except ValueError as e:
         pytest.skip(f"refused: {e}")
-    checked(task, spoilt(task, r))
+    checked(problem, spoilt(problem, r))
 
 
 @pytest.mark.parametrize("seed", [pytest.param(i, marks=pytest.mark.slow) if i >= 16 else i for i in range(200)])  # fmt: skip
 def test_random_specs(seed):
     r = random.Random(seed)
     try:
-        task = problem(random_specs.build(seed, seed % 2 == 1), r, r.choice((1, 4, 9, 17)))
+        problem = drawn(random_specs.build(seed, seed % 2 == 1), r, r.choice((1, 4, 9, 17)))
     except (SpecError, ValueError) as e:
         pytest.skip(f"refused: {e}")
-    checked(task, spoilt(task, r))
+    checked(problem, spoilt(problem, r))
 
 
 @pytest.mark.parametrize("name", sorted(PROVABLE))
@@ -266,9 +266,9 @@ def test_tame_loops_are_proven(name):
         cell = CELLS[name]().to(dtype)
         drives = torch.randn(2, 40, cell.in_proj.out_features, dtype=dtype)
         timed = {} if cell.spec.gap is None else {"dt": torch.rand(2, 40, dtype=dtype)}
-        task = prepare(cell, None, None, None, drives=drives, **timed)
-        states = loop(task)
-        proof = checked(task, states)
+        problem = prepare(cell, None, None, None, drives=drives, **timed)
+        states = loop(problem)
+        proof = checked(problem, states)
         if name == "givens":
             # Nothing is forgotten: κ is at most T √4. One step is 3 rounds, each 8 ulps of a sine and 3
             # roundings, of absolute values that a round makes √2 times as large.
@@ -285,8 +285,8 @@ def test_the_state_inside_of_snap():
         (u,) = s.drives("u")
         s.next(h, snap(h / 2 + u, 64))
     cell = Cell(2, 3, spec=s).double()
-    task = prepare(cell, None, None, None, drives=torch.zeros(1, 4, 3, dtype=torch.float64))
-    assert "snap" in certify(task, loop(task)).reason
+    problem = prepare(cell, None, None, None, drives=torch.zeros(1, 4, 3, dtype=torch.float64))
+    assert "snap" in certify(problem, loop(problem)).reason
 
 
 def test_bounds_that_are_false():
@@ -303,11 +303,11 @@ def test_bounds_that_are_false():
         s = grows()
     cell = Cell(2, 3, spec=s).double()
     torch.manual_seed(0)
-    task = prepare(cell, None, None, None, drives=torch.randn(2, 9, 3, dtype=torch.float64) + 2)
-    states = loop(task)
+    problem = prepare(cell, None, None, None, drives=torch.randn(2, 9, 3, dtype=torch.float64) + 2)
+    states = loop(problem)
     assert float(states.abs().max()) > 1
-    assert math.isfinite(checked(task, states).error_bound)
-    assert math.isfinite(checked(task, states + 1e-6).error_bound)
+    assert math.isfinite(checked(problem, states).error_bound)
+    assert math.isfinite(checked(problem, states + 1e-6).error_bound)
 
 
 def test_drives_that_are_not_finite():
@@ -315,8 +315,8 @@ def test_drives_that_are_not_finite():
     for bad in (math.nan, math.inf):
         drives = torch.zeros(1, 5, cell.in_proj.out_features, dtype=torch.float64)
         drives[0, 2, 3] = bad
-        task = prepare(cell, None, None, None, drives=drives)
-        proof = certify(task, torch.zeros(1, 5, 3, dtype=torch.float64))
+        problem = prepare(cell, None, None, None, drives=drives)
+        proof = certify(problem, torch.zeros(1, 5, 3, dtype=torch.float64))
         assert math.isinf(proof.error_bound)
         assert proof.reason
 
@@ -334,7 +334,7 @@ def test_operators_are_the_jacobians(name):
     h = 0.5 * torch.randn(1, 3, *cell.state_shape, dtype=torch.float64)
     timed = {} if cell.spec.gap is None else {"dt": torch.rand(1, 3, dtype=torch.float64)}
     drives = u[..., : cell.in_proj.out_features]
-    dynamics = prepare(cell, None, None, None, drives=drives, **timed).make(cell.recurrent_params())
+    dynamics = prepare(cell, None, None, None, drives=drives, **timed).recurrence
     with torch.no_grad():
         ball, op = enclosure.jacobian(dynamics, h, u), dynamics.operator_at(h, u, "exact")
         assert ball.value.shape == op.shape == ball.radius.shape

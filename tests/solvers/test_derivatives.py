@@ -276,9 +276,9 @@ def test_gradients_of_given_drives(make):
 @pytest.mark.parametrize("numbers", [1, 60, 10**9])
 def test_rows_may_be_taken_apart(make, numbers, monkeypatch):
     """The backward pass treats some rows at a time; how many must not show."""
-    from pararnn.solvers import implicit
+    from pararnn.solvers import adjoint
 
-    monkeypatch.setattr(implicit, "GROUP", numbers)
+    monkeypatch.setattr(adjoint, "GROUP", numbers)
     cell = build(make)
     x = torch.randn(5, 13, 2, dtype=torch.float64, requires_grad=True)
     h0 = torch.randn(5, *cell.state_shape, dtype=torch.float64, requires_grad=True)

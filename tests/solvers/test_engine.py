@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pararnn.scan import Diagonal
-from pararnn.solvers.engine import Plan, mismatch_of, run
+from pararnn.solvers.engine import Schedule, mismatch_of, run
 from pararnn.solvers.partition import Partition
 from pararnn.solvers.scale import sizes
 
@@ -72,7 +72,7 @@ def plan(**changes):
         "cap": 16,
         "fallback": True,
     }
-    return Plan(**settings | changes)
+    return Schedule(**settings | changes)
 
 
 def loop(f, u, h0):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pararnn import Cell, NewtonConfig, sequential_apply, solve
-from pararnn.solvers.dynamics import SpecDynamics
-from pararnn.solvers.implicit import Problem, linearized
+from pararnn.solvers.adjoint import solve_linear
+from pararnn.solvers.spec_recurrence import SpecRecurrence
 
 LINEAR = ("rotation", "linear_diagonal", "linear_head", "linear_dense", "linear_right")
 linear = pytest.mark.parametrize("name", LINEAR)
@@ -53,14 +53,14 @@ def test_default_settings(zoo, name, method):
 def test_linearized_recurrence(specimen, reverse, resets, length):
     """``x_t = J_t x_{t−1} + b_t`` and its transpose against a loop of dense Jacobians."""
     state, drives, params = specimen.inputs(2, length, seed=5, scale=0.5)
-    dynamics = SpecDynamics(specimen.spec, specimen.sizes, params, torch.float64)
+    recurrence = SpecRecurrence(specimen.spec, specimen.sizes, params, torch.float64)
     u = torch.cat([d.reshape(2, length, -1) for d in drives], -1)
     g = torch.Generator().manual_seed(7)
     b = torch.randn(state.shape, generator=g, dtype=torch.float64)
     x0 = torch.randn(state[:, 0].shape, generator=g, dtype=torch.float64)
     mask = torch.rand(2, length, generator=g) < 0.2 if resets else None
-    linear = linearized(Problem(None, mask), dynamics, state, u)
-    got = linear.solve(b, x0, reverse=reverse)
+    linear = recurrence.linearized(state, u, mask)
+    got = solve_linear(linear, b, x0, reverse=reverse)
     x, want = x0, torch.empty_like(b)
     for t in reversed(range(length)) if reverse else range(length):
         rows = []

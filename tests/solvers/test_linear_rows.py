@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import pararnn
-from pararnn.solvers import implicit, linear
+from pararnn.solvers import adjoint
+from pararnn.solvers.methods import scan
 
 
 def layers():
@@ -26,8 +27,8 @@ def test_groups_of_rows(name, restart, monkeypatch):
     """Every row has its own start, drives, gaps, resets and cotangents: five rows in groups of two
     give what the loop gives."""
     numbers = 40 * (8 if name == "RotationMinGRU" else 4)
-    monkeypatch.setattr(linear, "GROUP", 2 * numbers)
-    monkeypatch.setattr(implicit, "GROUP", 2 * numbers)
+    monkeypatch.setattr(scan, "GROUP", 2 * numbers)
+    monkeypatch.setattr(adjoint, "GROUP", 2 * numbers)
     cell = layers()[name]
     g = torch.Generator().manual_seed(1)
     x = torch.randn(5, 40, 3, generator=g, dtype=torch.float64)
@@ -55,7 +56,7 @@ def test_groups_of_real_size():
     """Sixteen rows of 1024 steps and 64 channels are two groups, forwards and backwards."""
     torch.manual_seed(0)
     cell = pararnn.MinGRU(3, 64)
-    assert len(linear.groups(torch.empty(16, 1024, 3), 64)) == 2
+    assert len(scan.groups(torch.empty(16, 1024, 3), 64)) == 2
     drives, h0 = torch.randn(16, 1024, 128), torch.rand(16, 64)
     got = pararnn.solve(cell, drives=drives, h0=h0).states
     want = pararnn.solve(cell, drives=drives[8:], h0=h0[8:]).states

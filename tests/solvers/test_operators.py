@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -12,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from pararnn import RotationMinGRU, SignedMinGRU, solve
-from pararnn.solvers.operators import reports
 
 
 class Seen(TorchDispatchMode):
@@ -66,7 +63,7 @@ def test_a_mode_sees_the_operators_and_nothing_changes(problem):
     y, plain = gradients(run, leaves)
     with Seen() as seen:
         z, traced = gradients(run, leaves)
-    assert seen.names == ["linear", "linear_backward"]
+    assert seen.names == ["solve", "solve_backward"]
     assert torch.equal(y, z)
     for a, b in zip(plain, traced, strict=True):
         assert torch.equal(a, b)
@@ -79,9 +76,9 @@ def test_a_plain_call_does_without_the_dispatcher(problem, monkeypatch):
     def refused(*_):
         raise AssertionError("went through the dispatcher")
 
-    from pararnn.solvers import linear
+    from pararnn.solvers import operator as house
 
-    for operator in (linear.linear, linear.linear_backward):
+    for operator in (house.solve, house.solve_backward):
         monkeypatch.setattr(operator, "overload", refused)
     for a, b in zip(gradients(run, leaves)[1], want, strict=True):
         assert torch.equal(a, b)
@@ -98,8 +95,8 @@ def test_a_traced_graph_holds_the_operators(mode):
     graph = make_fx(traced, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
     names = [str(node.target) for node in graph.graph.nodes]
     assert [n for n in names if "pararnn" in n] == [
-        "pararnn.linear.default",
-        "pararnn.linear_backward.default",
+        "pararnn.solve.default",
+        "pararnn.solve_backward.default",
     ]
     torch.testing.assert_close(graph(x), traced(x), rtol=0, atol=0)
 
@@ -114,7 +111,7 @@ def test_second_derivatives_are_the_same_both_ways(problem):
     plain = twice()
     with Seen() as seen:
         traced = twice()
-    assert "linear" in seen.names
+    assert "solve" in seen.names
     for a, b in zip(plain, traced, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
         assert bool(a.abs().max() > 0)
@@ -141,9 +138,9 @@ def test_checkpoints(problem):
 
 
 def test_tensors_without_numbers_go_to_the_dispatcher(monkeypatch):
-    from pararnn.solvers import linear
+    from pararnn.solvers import operator as house
 
-    for operator in (linear.linear, linear.linear_backward):
+    for operator in (house.solve, house.solve_backward):
         monkeypatch.setattr(operator, "forward", None)
     fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(torch.empty(2, 9, 3))
     for x in (torch.empty(2, 9, 3, device="meta"), fake):
@@ -151,25 +148,3 @@ def test_tensors_without_numbers_go_to_the_dispatcher(monkeypatch):
         y = solve(cell, x.requires_grad_()).output
         (bar,) = torch.autograd.grad(y, x, torch.empty_like(y))
         assert (y.shape, type(y), y.device, bar.shape) == ((2, 9, 6), type(x), x.device, x.shape)
-
-
-def test_reports_are_of_one_thread():
-    """A solve in another thread, such as one that a checkpoint repeats, reports there."""
-    from pararnn.solvers import operators
-
-    elsewhere = []
-
-    def other():
-        with reports() as found:
-            elsewhere.append(operators._REPORTS.get() is found)
-
-    with reports() as outer:
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        assert elsewhere == [True]
-        assert operators._REPORTS.get() is outer
-        with reports() as inner:
-            assert operators._REPORTS.get() is inner
-        assert operators._REPORTS.get() is outer
-    assert operators._REPORTS.get() is None

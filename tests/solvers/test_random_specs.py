@@ -14,7 +14,7 @@ import torch
 
 from pararnn import NewtonConfig, SpecError, sequential_apply, solve
 from pararnn.solvers.certificate import certify
-from pararnn.solvers.task import prepare
+from pararnn.solvers.problem import prepare
 from pararnn.spec.bounds import derivative_bounds
 
 ROOT = Path(__file__).resolve().parents[2]

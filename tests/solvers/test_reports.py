@@ -119,10 +119,10 @@ def test_states_that_were_not_computed_in_time():
     rnn(torch.randn(2, 24, 4))
     (report,) = rnn.last_solutions
     later = report.parts[1]
-    if not later.task.params:
-        later.task.u.mul_(2)
+    if not later.problem.params:
+        later.problem.u.mul_(2)
     else:
-        later.task.params[0].mul_(2)
+        later.problem.params[0].mul_(2)
     with pytest.raises(RuntimeError, match="changed since this solve"):
         _ = report.states
     again = pickle.loads(pickle.dumps(report))

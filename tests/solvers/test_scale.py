@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pararnn import NewtonConfig, ParaGRU, ParaLSTM, ParaM2RNN, solve
 from pararnn.scan import Dense, Diagonal, Flat, Left, Right
-from pararnn.solvers import engine, implicit
+from pararnn.solvers import adjoint, engine
 from pararnn.solvers.partition import Partition
 from pararnn.solvers.scale import sizes, spread, trajectory
 
@@ -151,14 +151,14 @@ def test_small_cotangents(which, size, monkeypatch):
     u = drives(cell, 1.0, torch.float32, total=200).requires_grad_()
     h0 = torch.zeros(2, 4, requires_grad=True)
     counts = []
-    original = implicit.run
+    original = adjoint.run
 
     def run(*args):
         counts.append(args[0].partition.count)
         return original(*args)
 
-    monkeypatch.setattr(implicit, "run", run)
-    monkeypatch.setattr(implicit, "chunk_length", lambda *_: (20, 5))
+    monkeypatch.setattr(adjoint, "run", run)
+    monkeypatch.setattr(adjoint, "chunk_length", lambda *_: (20, 5))
     g = torch.randn(2, 200, 4, generator=torch.Generator().manual_seed(2))
     g = g * (torch.tensor([size, size, 1.0, 1.0]) if which == "one head" else size)
     states = solve(cell, drives=u, h0=h0, config=NewtonConfig(chunk_length=50)).states

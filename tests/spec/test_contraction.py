@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from pararnn.scan import Flat, Left
-from pararnn.solvers.dynamics import SpecDynamics
+from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.spec import Spec, SpecError, maximum, oracle, tanh
 from pararnn.spec.bounds import derivative_bounds
 
@@ -108,7 +108,7 @@ def test_class_and_operators():
 def test_the_formed_operator_is_the_dense_jacobian(make, algebra):
     spec = make()
     state, drives = numbers(spec, SIZES, batch=(2,))
-    dynamics = SpecDynamics(spec, SIZES, (), torch.float64)
+    dynamics = SpecRecurrence(spec, SIZES, (), torch.float64)
     u = torch.from_numpy(np.concatenate([d.reshape(2, -1) for d in drives], -1))
     h = torch.from_numpy(state)
     op = dynamics.operator_at(h, u, "exact")
@@ -126,7 +126,7 @@ def test_the_formed_operator_is_the_dense_jacobian(make, algebra):
 def test_gradients_of_drives_are_those_of_autograd(make):
     spec = make()
     state, drives = numbers(spec, SIZES, batch=(2,))
-    dynamics = SpecDynamics(spec, SIZES, (), torch.float64)
+    dynamics = SpecRecurrence(spec, SIZES, (), torch.float64)
     u = torch.from_numpy(np.concatenate([d.reshape(2, -1) for d in drives], -1)).requires_grad_()
     h = torch.from_numpy(state).requires_grad_()
     cotangent = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).double()
@@ -142,7 +142,7 @@ def test_a_zero_key_writes_nothing_and_has_a_finite_gradient():
     spec = reflection()
     state, drives = numbers(spec, SIZES, batch=(1,))
     drives[1][:] = 0
-    dynamics = SpecDynamics(spec, SIZES, (), torch.float32)
+    dynamics = SpecRecurrence(spec, SIZES, (), torch.float32)
     u = torch.from_numpy(np.concatenate([d.reshape(1, -1) for d in drives], -1)).float()
     u.requires_grad_()
     h = torch.from_numpy(state).float()

@@ -7,7 +7,7 @@ import keyword
 import pytest
 import torch
 
-from pararnn.solvers.dynamics import SpecDynamics
+from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.spec import Spec, SpecError, sigmoid, tanh
 from pararnn.spec.program import PROGRAMS, print_program
 
@@ -52,7 +52,7 @@ def test_any_names_give_the_same_numbers(names):
     values = [torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(6)]
     h, u_z, u_n, a, b, q = values
     want = by_hand(*values)
-    dynamics = SpecDynamics(spec, {"d": 5}, (a, b, q), torch.float64)
+    dynamics = SpecRecurrence(spec, {"d": 5}, (a, b, q), torch.float64)
     u = torch.cat([u_z, u_n])
     with torch.no_grad():
         torch.testing.assert_close(dynamics.step(h, u), want)

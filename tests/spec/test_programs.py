@@ -11,8 +11,8 @@ import pytest
 import sympy
 import torch
 
-from pararnn.solvers.dynamics import SpecDynamics
-from pararnn.solvers.linear import scannable
+from pararnn.solvers.methods.scan import scannable
+from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.solvers.torch_backend import compiled
 from pararnn.spec import Spec, oracle, sigmoid, tanh
 from pararnn.spec.expressions import with_slopes
@@ -22,7 +22,7 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def dynamics_of(specimen, params, dtype=torch.float64):
-    return SpecDynamics(specimen.spec, specimen.sizes, params, dtype)
+    return SpecRecurrence(specimen.spec, specimen.sizes, params, dtype)
 
 
 def packed(drives, lead):

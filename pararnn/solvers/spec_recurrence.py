@@ -1,18 +1,11 @@
-"""What the engine needs to know of a recurrence, from a Spec.
-
-A *dynamics* object holds the recurrent parameters (in the state's dtype) and computes, for any
-leading dimensions: a step, the coefficients of its Jacobian at given states, tangent and transpose
-products from coefficients, transition operators to correct with, and the gradients of one step
-with respect to inputs and parameters. Inputs ``u`` are packed drives ``(..., C)`` here (with time
-gaps as one more column, where a Spec has them), and the raw input ``(..., d_in)`` in
-:mod:`~pararnn.solvers.module_dynamics`, for a module with only a ``step``.
-"""
+"""A recurrence from a Spec: every number from its printed programs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from functools import cached_property
+from typing import Any, Self, cast
 
 import sympy
 import torch
@@ -21,46 +14,96 @@ from torch import Tensor
 from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, Right
 from ..spec import Spec
 from ..spec.factorize import operand_symbol
+from .recurrence import Coefficients, Recurrence, pack
 from .torch_backend import align, compiled
 
-Coefficients = tuple[Tensor, ...]
 
+class SpecRecurrence(Recurrence):
+    """The recurrence of a Spec with some sizes and parameters, and of the cell that has them, if
+    there is one."""
 
-def pack(u: Tensor, dt: Tensor) -> Tensor:
-    """Drives ``(..., C)`` and time gaps ``(...)`` as ``(..., C + 1)``, in the wider of their dtypes:
-    bfloat16 would round the gaps to three digits."""
-    dtype = torch.promote_types(u.dtype, dt.dtype)
-    return torch.cat([u.to(dtype), dt.unsqueeze(-1).to(dtype)], -1)
-
-
-class SpecDynamics:
-    """The recurrence of a cell with a Spec, from its generated programs."""
+    spec: Spec
 
     def __init__(
-        self, spec: Spec, sizes: dict[str, int], params: Sequence[Tensor], dtype: torch.dtype
+        self,
+        spec: Spec,
+        sizes: dict[str, int],
+        params: Sequence[Tensor],
+        dtype: torch.dtype,
+        cell: Any = None,
     ):
-        self.spec, self.sizes = spec, sizes
-        self.dtype = dtype
+        self.spec, self.sizes, self.dtype, self.cell = spec, sizes, dtype, cell
         self.raw_params = tuple(params)
-        weights = [p.to(self.dtype) for p in params]
-        n_maps = len(spec.map_list)
-        self.params = [
+        self._weights: list[Tensor] | None = None
+        shape = spec.state_shape(sizes) if cell is None else cell.state_shape
+        self.state_shape: tuple[int, ...] = shape
+        self.slot_dim = -len(spec.axes) - 1
+        self.several = len(spec.slots) > 1
+        self.structure = spec.jac_structure
+        self.linear = spec.jac_structure == "linear"
+
+    @classmethod
+    def of(cls, cell: Any) -> SpecRecurrence:
+        """That of a :class:`~pararnn.Cell`, with its effective parameters."""
+        return cls(cell.spec, cell.sizes, cell.recurrent_params(), cell.state_dtype, cell)
+
+    def using(self, params: Sequence[Tensor], dtype: torch.dtype | None = None) -> Self:
+        return type(self)(self.spec, self.sizes, params, dtype or self.dtype, self.cell)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the drives of a sample, in the order of their packing."""
+        return self.spec.drive_shapes(self.sizes)
+
+    @cached_property
+    def widths(self) -> list[int]:
+        return [math.prod(s) for s in self.shapes]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The parameters in the state's dtype. (A compiler does not look into a cached_property.)"""
+        if self._weights is None:
+            self._weights = [p.to(self.dtype) for p in self.raw_params]
+        return self._weights
+
+    @cached_property
+    def params(self) -> list[Tensor]:
+        """:attr:`weights`, elementwise ones with the axes of a state."""
+        spec, weights, n_maps = self.spec, self.weights, len(self.spec.map_list)
+        return [
             *weights[:n_maps],
             *(
                 align(w, p.axes, spec.axes)
                 for w, p in zip(weights[n_maps:], spec.param_list, strict=True)
             ),
         ]
-        self.state_shape = spec.state_shape(sizes)
-        self.slot_dim = -len(spec.axes) - 1
-        self.several = len(spec.slots) > 1
-        shapes = spec.drive_shapes(sizes)
-        self._widths = [math.prod(s) for s in shapes]
-        self._shapes = shapes
-        self.bounds = [s.bounds for s in spec.slots]
-        self.writes = "_out" in compiled(spec, "step").__code__.co_varnames
-        self.n_state = spec.factorization.n_state
-        self.linear = spec.jac_structure == "linear"
+
+    @property
+    def bounds(self) -> list[tuple[float, float] | None]:  # type: ignore[override]
+        return [s.bounds for s in self.spec.slots]
+
+    @cached_property
+    def writes(self) -> bool:
+        """Whether the printed step can write its result in place."""
+        return "_out" in compiled(self.spec, "step").__code__.co_varnames
+
+    @property
+    def n_state(self) -> int:  # type: ignore[override]
+        return self.spec.factorization.n_state
+
+    @property
+    def width(self) -> int:
+        return self.cell.d_h
+
+    def written(self, h: Tensor, u: Tensor) -> Tensor:
+        return self.cell.advance(h, u, self.weights)
+
+    def output(self, states: Tensor, u: Tensor) -> Tensor:
+        return self.cell.output(states, drives=u)
 
     # -- layout --------------------------------------------------------------------------------
 
@@ -78,7 +121,7 @@ class SpecDynamics:
         u = u if u.dtype == self.dtype else u.to(self.dtype)
         out = []
         for part, shape, drive in zip(
-            u.split(self._widths, -1), self._shapes, self.spec.drive_list, strict=True
+            u.split(self.widths, -1), self.shapes, self.spec.drive_list, strict=True
         ):
             if len(shape) != 1:
                 part = part.reshape((*u.shape[:-1], *shape))
@@ -95,7 +138,7 @@ class SpecDynamics:
 
     def read(self, h: Tensor, u: Tensor) -> Tensor:
         """What a layer passes on, of a Spec with a read-out, from new states ``h``."""
-        if self.spec.gap is not None and u.shape[-1] < sum(self._widths):
+        if self.spec.gap is not None and u.shape[-1] < sum(self.widths):
             u = pack(u, u.new_zeros(u.shape[:-1]))  # which is not read
         (out,) = compiled(self.spec, "read")(*self._slots(h), *self._drives(u), *self.params)
         kept = self.spec.axes_of(self.spec.readout.symbol)  # type: ignore[union-attr]
@@ -286,10 +329,6 @@ class SpecDynamics:
         spread = tuple(c.unsqueeze(-axes - 1) for c in coefficients)
         return self.tangent(spread, basis).flatten(len(lead) + 1).mT
 
-    def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
-        """Transition operators of ``kind`` at states ``h``."""
-        return self.operator(self.coefficients(h, u), kind, h)
-
     # -- gradients -----------------------------------------------------------------------------
 
     def gradients(
@@ -327,11 +366,11 @@ class SpecDynamics:
             u.new_zeros(*u.shape[:-1], width)
             if bar is None
             else _reduced(bar, spec.axes, self.spec.axes, u.ndim - 1).reshape(*u.shape[:-1], width)
-            for bar, spec, width in zip(bars, self.spec.drive_list, self._widths, strict=True)
+            for bar, spec, width in zip(bars, self.spec.drive_list, self.widths, strict=True)
         ]
         if out is None:
             return torch.cat([p.to(u.dtype) for p in parts], -1)
-        for target, part in zip(out.split(self._widths, -1), parts, strict=True):
+        for target, part in zip(out.split(self.widths, -1), parts, strict=True):
             target.copy_(part)
         return out
 

@@ -1,29 +1,26 @@
-"""Scans in one kernel call: the channelwise kernels, with the recurrence itself as their Spec.
+"""Scans in one kernel call: the recurrence itself as the Spec of the one operator.
 
 ``h_t = A_t h_{t−1} + b_t`` is a Spec like any other, with one slot for every entry of a block and a
 drive for every number of ``A_t`` and ``b_t``. Each is a tensor of its own, of any strides, so that
-nothing is packed. A second derivative takes the eager path.
+nothing is packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .._checks import state_dtype
-from .._operators import Operator
 from ..kernels import missing
-from ..kernels.plan import Plan, plan
-from ..kernels.support import launcher, on_device_of, processors
+from ..scan.backend import Fused, register_fused
+from ..scan.inputs import Options, common_dtype
+from ..scan.linear import Result, linear_scan
 from ..spec import Spec, exp
-from .autograd import scan
-from .backend import Fused, register_fused
-from .inputs import Options, common_dtype
-from .linear import Result, linear_scan
+from . import operator
+from .methods.fused import CORRECTIONS
 
 LARGEST = 8
 """Rows of a block that the registers of a program hold."""
@@ -49,131 +46,11 @@ def scan_spec(kind: str) -> Spec:
     return s
 
 
-# -- the operator ------------------------------------------------------------------------------
-
-
-class Call(NamedTuple):
-    """Arguments of ``pararnn::scan``, and the first ones of its backward pass."""
-
-    kind: str
-    drives: Sequence[Tensor]
-    h0: Tensor | None
-    resets: Tensor | None
-
-    @property
-    def spec(self) -> Spec:
-        return scan_spec(self.kind)
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Samples, steps, slots and channels."""
-        B, T, D = self.drives[0].shape
-        return B, T, len(self.spec.slots), D
-
-    @property
-    def state(self) -> torch.dtype:
-        """Dtype of states."""
-        return torch.float64 if self.kind == "log" else state_dtype(self.drives[0].dtype)
-
-    def prepared(self, backward: bool) -> tuple[Any, Plan]:
-        """The same, as the kernels are launched with it, and how it is cut."""
-        (B, T, _, D), u, wide = self.sizes, self.drives[0], self.kind == "log"
-        size = 8 if wide else u.element_size()
-        chosen = plan(self.spec, B, T, D, size, processors(u.device), backward=backward)
-        problem = launcher().Problem(
-            self.spec, tuple(self.drives), (), h0=self.h0, resets=self.resets, wide=wide
-        )
-        return problem, chosen
-
-
-_CALL = "str kind, Tensor[] drives, Tensor? h0, Tensor? resets"
-
-
-def _forward(*given: Any) -> tuple[Tensor, Tensor]:
-    """States ``(B, T, S·D)`` and the last one ``(B, S, D)``."""
-    call = Call(*given)
-    if call.drives[0].numel() == 0:
-        states, final = _empty(*given)
-        return states, final.zero_() if call.h0 is None else final.copy_(call.h0)
-    with on_device_of(call.drives[0]):
-        states, _, final, _ = launcher().run_forward(*call.prepared(backward=False))
-    return states, final
-
-
-def _empty(*given: Any) -> tuple[Tensor, Tensor]:
-    call = Call(*given)
-    (B, T, S, D), u = call.sizes, call.drives[0]
-    return u.new_empty(B, T, S * D), u.new_empty(B, S, D, dtype=call.state)
-
-
-def _gradients(
-    arguments: Sequence[Any],
-    kept: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    needs: dict[str, bool],
-) -> dict[str, Any]:
-    call = Call(*arguments)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        bars, start = _twice(call, *grads)
-    else:
-        bars, start = scan_backward(*call, *kept, *grads)
-    return {"drives": list(bars), "h0": None if call.h0 is None else start}
-
-
-def _twice(call: Call, grad: Tensor | None, final: Tensor | None) -> tuple[list[Tensor], Tensor]:
-    """Gradients that can be differentiated again: those of the eager scan."""
-    (B, T, S, D), drives, h0, dtype = call.sizes, call.drives, call.h0, call.state
-    start = drives[0].new_zeros(B, S, D, dtype=dtype) if h0 is None else h0.to(dtype)
-    with torch.enable_grad():
-        start = start if start.requires_grad else start.detach().requires_grad_()
-        given = [u if u.requires_grad else u.detach().requires_grad_() for u in drives]
-        wide = [u.to(dtype) for u in given]
-        if call.kind == "log":
-            wide = [u.exp() for u in wide]
-        op = torch.stack(wide[: S * S], 2).unflatten(2, (S, S))
-        states = scan(op, torch.stack(wide[S * S :], 2), start, "block", resets=call.resets)
-        end = states[:, -1] if T else start
-        outputs, cotangents = [], []
-        for value, bar in ((states.flatten(2).to(drives[0].dtype), grad), (end, final)):
-            if bar is not None:
-                outputs.append(value)
-                cotangents.append(bar)
-        *bars, first = torch.autograd.grad(
-            outputs, [*given, start], cotangents, create_graph=True, materialize_grads=True
-        )
-    return bars, first
-
-
-fused_scan = Operator(
-    f"scan({_CALL}) -> (Tensor, Tensor)", _forward, _empty, gradients=_gradients, kept=(0,)
-)
-
-
-def _backward(*given: Any) -> tuple[list[Tensor], Tensor]:
-    """Cotangents of the drives and of the start."""
-    call, (states, grad, final) = Call(*given[:4]), given[4:]
-    if call.drives[0].numel() == 0:
-        bars, start = _empty_back(*given)
-        return bars, start.zero_() if final is None else final.clone()
-    others = states.new_empty(*states.shape[:2], 0, call.sizes[-1])
-    with on_device_of(states):
-        problem, chosen = call.prepared(backward=True)
-        found, _, start, _ = launcher().run_adjoint(
-            problem, chosen, states, others, grad, None, final
-        )
-    return list(found), start
-
-
-def _empty_back(*given: Any) -> tuple[list[Tensor], Tensor]:
-    _, start = _empty(*given[:4])
-    return [u.new_empty(u.shape) for u in given[1]], start
-
-
-scan_backward = Operator(
-    f"scan_backward({_CALL}, Tensor states, Tensor? grad, Tensor? final) -> (Tensor[], Tensor)",
-    _backward,
-    _empty_back,
-)
+@torch.compiler.assume_constant_result
+def registered(kind: str) -> tuple[str, int]:
+    """Name of a recurrence in the operator, and its number of slots."""
+    spec = scan_spec(kind)
+    return operator.register(spec), len(spec.slots)
 
 
 # -- the public functions ------------------------------------------------------------------------
@@ -188,8 +65,14 @@ def _run(
     if options.reverse:
         drives = [u.flip(1) for u in drives]
         resets = None if resets is None else resets.flip(1)
-    start = None if h0 is None else h0.to(Call(kind, drives, h0, resets).state)
-    states, final = fused_scan(kind, drives, start, resets)
+    (name, slots), wide = registered(kind), torch.float64 if kind == "log" else state_dtype(dtype)
+    if h0 is not None:
+        h0 = h0.to(wide) if slots > 1 else h0.to(wide).squeeze(1)
+    settings = operator.Settings("fused", cap=CORRECTIONS)
+    sizes = [drives[0].shape[2]]
+    call = operator.Call(name, sizes, wide, drives, None, h0, resets, [], *settings)
+    states, _, final, _ = operator.solve(*call)
+    final = final if slots > 1 else final.unsqueeze(1)
     states = states.flip(1) if options.reverse else states
     return states.unflatten(2, (-1, drives[0].shape[2])), final
 

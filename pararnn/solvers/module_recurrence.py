@@ -1,10 +1,10 @@
-"""What the engine needs to know of a recurrence, from any module with a ``step``."""
+"""A recurrence from any module with a ``step``: derivatives by automatic differentiation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,9 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from .._checks import state_dtype
 from ..scan import Algebra, Flat
-from .dynamics import Coefficients
+from .recurrence import Coefficients, Recurrence
 
 LARGEST_FLAT = 32
 """States of up to this many numbers carry a dense Jacobian of an opaque step: as many JVPs, each
@@ -25,26 +26,50 @@ SIDE = 1 << 18
 """Numbers of the states that one JVP of all steps is for, at most, where it has several columns."""
 
 
-class ModuleDynamics:
+class ModuleRecurrence(Recurrence):
     """The recurrence of any module with ``step(h, x)`` and ``state_shape``; Jacobians by
     ``torch.func``. Leading dimensions are flattened into the batch of ``step``."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        names: Sequence[str],
-        params: Sequence[Tensor],
-        dtype: torch.dtype,
-    ):
-        self.module, self.names = module, tuple(names)
+    def __init__(self, module: Any, params: Sequence[Tensor], dtype: torch.dtype):
+        self.module: Any = module
         self.raw_params = self.params = tuple(params)
         self.dtype = dtype
-        self.state_shape = tuple(cast(Any, module).state_shape)
+        self.state_shape = tuple(self.module.state_shape)
         self.size = math.prod(self.state_shape)
+        self.slots = int(getattr(module, "state_slots", 1))
         self.n_state = 2  # the linearization point: state and input
-        self.bounds: list[tuple[float, float] | None] = [None]
+        self.bounds = [None]
+        self.structure = str(getattr(module, "jac_structure", "unknown"))
         own = module.parameters()
         self.own = all(p is q for p, q in zip(self.params, own, strict=True))
+
+    @classmethod
+    def of(cls, module: nn.Module, like: Tensor) -> ModuleRecurrence:
+        """That of a module, whose states are as wide as its parameters, or as ``like``."""
+        params = tuple(module.parameters())
+        return cls(module, params, state_dtype((params[0] if params else like).dtype))
+
+    def using(self, params: Sequence[Tensor], dtype: torch.dtype | None = None) -> Self:
+        return type(self)(self.module, params, dtype or self.dtype)
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def width(self) -> int:
+        return self.size // (self.state_shape[0] if self.slots > 1 else 1)
+
+    def written(self, h: Tensor, u: Tensor) -> Tensor:
+        dtype = self.params[0].dtype if self.params else h.dtype
+        return self.module.step(h.to(dtype), u).to(h.dtype)
+
+    def output(self, states: Tensor, u: Tensor) -> Tensor:
+        """The states; of several slots, the last one."""
+        shape = self.state_shape
+        if self.slots > 1:
+            states, shape = states[..., -1, :], shape[1:]
+        return states.to(u.dtype).flatten(-len(shape)) if len(shape) > 1 else states.to(u.dtype)
 
     def _call(self, h: Tensor, u: Tensor, params: Sequence[Tensor]) -> Tensor:
         lead = h.shape[: h.ndim - len(self.state_shape)]
@@ -55,7 +80,8 @@ class ModuleDynamics:
         if self.own and params is self.params:
             out = stepper(*given)
         else:
-            values = {f"module.{n}": p for n, p in zip(self.names, params, strict=True)}
+            names = (name for name, _ in self.module.named_parameters())
+            values = {f"module.{n}": p for n, p in zip(names, params, strict=True)}
             out = functional_call(stepper, values, given)
         if out.shape != flat.shape:
             raise ValueError(
@@ -111,9 +137,6 @@ class ModuleDynamics:
             columns.append(self.tangent((state, inputs), v.expand_as(state)))
         return torch.cat(columns).flatten(-len(self.state_shape)).movedim(0, -1)
 
-    def operator_at(self, h: Tensor, u: Tensor, kind: str) -> Tensor:
-        return self.operator((h, u), kind, h)
-
     def gradients(
         self,
         linearization: Coefficients,
@@ -153,10 +176,10 @@ def computed_weights(module: nn.Module) -> None:
 class _StepOf(nn.Module):
     """Makes ``module.step`` reachable for ``functional_call``."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: Any):
         super().__init__()
         self.module = module
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:
         computed_weights(self.module)
-        return cast(Any, self.module).step(h, x)
+        return self.module.step(h, x)
