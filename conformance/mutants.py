@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import pararnn.drm.recurrence
+import pararnn.drm.dynamics
 import sympy
 import torch
 from torch import Tensor, nn
@@ -761,7 +761,7 @@ def streams_joined() -> Iterator[None]:
     """Parts draw one after the other."""
     with (
         mock.patch.object(pararnn.drm.model, "stream", one_stream),
-        mock.patch.object(pararnn.drm.recurrence, "stream", one_stream),
+        mock.patch.object(pararnn.drm.dynamics, "stream", one_stream),
     ):
         yield
 
@@ -817,7 +817,7 @@ def drm_mutants() -> Iterator[Mutant]:
                  patch=replaced(drm, "solve_metric", in_single))  # fmt: skip
     yield Mutant("out of the span", "the whole metric for the Gram matrix", DRM,
                  ("drm-span", "drm-model"),
-                 patch=replaced(pararnn.drm.recurrence, "naturalize_in_span", out_of_the_span))  # fmt: skip
+                 patch=replaced(pararnn.drm.dynamics, "naturalize_in_span", out_of_the_span))  # fmt: skip
     yield Mutant("one random stream", "a metric changes what other parts draw", DRM,
                  ("drm-ablation",),
                  patch=streams_joined)  # fmt: skip

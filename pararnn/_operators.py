@@ -8,12 +8,15 @@ than the kernels take. Where nothing looks into a call, the same functions run a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+_reader = threading.local()
+"""Where a call that something watches finds its report."""
 LIBRARY = torch.library.Library("pararnn", "FRAGMENT")
 PLAIN = frozenset({Tensor, nn.Parameter, type(None)})
 """What a call holds that no subclass of a tensor looks into."""
@@ -51,9 +54,9 @@ class Operator:
     kept
         Positions of the results that ``gradients`` is given.
     unread
-        Given if ``forward`` returns one thing more, of any type: how it went. A call returns it last.
-        Where something watches the call, a graph has no room for it: None is in its place, and
-        ``unread(arguments, report)`` is called when it runs.
+        Given if ``forward`` returns one thing more, of any type: how it went. A call returns it last,
+        or None if nothing ran. A compiled graph has no room for it; ``unread(arguments, report)`` is
+        called when it runs.
     """
 
     def __init__(
@@ -88,11 +91,24 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.compiler.is_compiling() or watched(tensors := self.opened(arguments)):
-            results = self.overload(*arguments)
-            return results if self.unread is None else (*results, None)
+            return self._dispatched(arguments)
         if self.gradients is None or not torch.is_grad_enabled():
             return self.forward(*arguments)
         return Recorded.apply(self, arguments, *tensors)
+
+    def _dispatched(self, arguments: Sequence[Any]) -> Any:
+        """The call, seen by whatever watches it; its report comes back beside the dispatcher."""
+        if self.unread is None:
+            return self.overload(*arguments)
+        if torch.compiler.is_compiling():
+            return (*self.overload(*arguments), None)
+        outer, _reader.reports = getattr(_reader, "reports", None), []
+        try:
+            results = self.overload(*arguments)
+            reports = _reader.reports
+        finally:
+            _reader.reports = outer
+        return (*results, reports[0] if reports else None)
 
     def opened(self, arguments: Sequence[Any]) -> list[Any]:
         """The tensors of some arguments, those of lists last; or what stands in their places."""
@@ -135,7 +151,11 @@ class Operator:
 
     def _unreported(self, *arguments: Any) -> tuple[Any, ...]:
         *results, report = self.forward(*arguments)
-        self.unread(arguments, report)  # type: ignore[misc]
+        reader = getattr(_reader, "reports", None)
+        if reader is None:
+            self.unread(arguments, report)  # type: ignore[misc]
+        else:
+            reader.append(report)
         return tuple(results)
 
     def _traced_setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -103,7 +103,7 @@ def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
         u = torch.empty(1, dtype=dtype, device=cell.device)
         u = u.expand(*x.shape[:2], cell.drive_width)
     gaps = u[..., 0] if takes_gaps(cell) else None
-    problem = Problem(recurrence, u, dt=gaps, config=config, method=method, layer=True)
+    problem = Problem(recurrence, u, config, dt=gaps, method=method, layer=True)
     _, chosen = choose(problem)
     return LayerPath(
         recurrence.name,

@@ -1,18 +1,16 @@
 """Which code runs a scan: the eager operations of this package, or a fused kernel.
 
-A kernel is plugged in with :func:`register_fused`, by a module of :data:`PLUGS`, which is imported
-when a kernel is first asked for. It gets what the public function gets, checked, and records its own
+A kernel is plugged in with :func:`register_fused`, by a module that is imported when a kernel is
+first asked for. It gets what the public function gets, checked, and records its own
 derivative.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 BACKENDS = ("auto", "eager", "fused")
@@ -27,7 +25,6 @@ class Fused:
     run: Callable[..., Any]
 
 
-PLUGS = ("pararnn.solvers.scans", "pararnn.scan.fused_delta")
 _FUSED: dict[str, Fused] = {}
 
 
@@ -36,12 +33,10 @@ def register_fused(scan: str, fused: Fused) -> None:
     _FUSED[scan] = fused
 
 
-@torch.compiler.assume_constant_result
-def plugged_in() -> bool:
-    """Import what plugs kernels in, once."""
-    for module in PLUGS:
-        importlib.import_module(module)
-    return True
+def plugged_in() -> None:
+    """Import what plugs kernels in. The operator of all recurrences is above this package."""
+    import pararnn.scan.fused_delta
+    import pararnn.solvers.scans  # noqa: F401
 
 
 def pick(scan: str, backend: str, *values: Tensor | None) -> Callable[..., Any] | None:

@@ -26,6 +26,8 @@ from .recurrence import pack
 from .spec_recurrence import SpecRecurrence
 
 _SPECS: dict[str, Spec] = {}
+FAMILIES: dict[str, Callable[[str], Spec]] = {}
+"""Specs that are made when they are first needed: ``family:kind`` is one of a family."""
 
 
 def register(spec: Spec) -> str:
@@ -35,7 +37,10 @@ def register(spec: Spec) -> str:
 
 
 def spec_of(name: str) -> Spec:
-    """The Spec that was registered under a name."""
+    """The Spec that was registered under a name, or one of a family."""
+    if name not in _SPECS:
+        family, _, kind = name.partition(":")
+        _SPECS[name] = FAMILIES[family](kind)
     return _SPECS[name]
 
 
@@ -74,7 +79,7 @@ class Call(NamedTuple):
 
     @property
     def spec(self) -> Spec:
-        return _SPECS[self.name]
+        return spec_of(self.name)
 
     @property
     def u(self) -> Tensor:

@@ -43,10 +43,10 @@ class Problem:
 
     recurrence: Recurrence
     u: Tensor
+    config: NewtonConfig
     start: Tensor | None = None
     resets: Tensor | None = None
     dt: Tensor | None = None
-    config: NewtonConfig = DEFAULT
     method: str = "auto"
     layer: bool = False
 
@@ -177,10 +177,11 @@ def prepare(
     resets: Tensor | None = None,
     drives: Tensor | None = None,
     dt: Tensor | None = None,
+    config: NewtonConfig | None = None,
     **asked: Any,
 ) -> Problem:
     """Check the arguments of a solve; nothing is broadcast or converted silently. What is ``asked``
-    for besides is kept: ``config``, ``method`` and ``layer``."""
+    for besides is kept: ``method`` and ``layer``."""
     if (x is None) == (drives is None):
         raise TypeError("got both or neither of x and drives, expected exactly one.")
     name = "x" if x is not None else "drives"
@@ -214,8 +215,7 @@ def prepare(
         resets = checks.same_device("resets", resets, device).clone()
     if recurrence.spec is not None:
         dt = checks.time_gaps(cell, dt, (batch, length))
-    asked["config"] = asked.get("config") or DEFAULT
-    return Problem(recurrence, u, h0, resets, dt, **asked)
+    return Problem(recurrence, u, config or DEFAULT, h0, resets, dt, **asked)
 
 
 def _of_cell(cell: Any, source: Tensor, projects: bool) -> tuple[Tensor, torch.dtype, torch.device]:

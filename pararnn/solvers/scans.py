@@ -46,11 +46,7 @@ def scan_spec(kind: str) -> Spec:
     return s
 
 
-@torch.compiler.assume_constant_result
-def registered(kind: str) -> tuple[str, int]:
-    """Name of a recurrence in the operator, and its number of slots."""
-    spec = scan_spec(kind)
-    return operator.register(spec), len(spec.slots)
+operator.FAMILIES["scan"] = scan_spec
 
 
 # -- the public functions ------------------------------------------------------------------------
@@ -65,12 +61,13 @@ def _run(
     if options.reverse:
         drives = [u.flip(1) for u in drives]
         resets = None if resets is None else resets.flip(1)
-    (name, slots), wide = registered(kind), torch.float64 if kind == "log" else state_dtype(dtype)
+    slots = 1 if kind == "log" else int(kind)
+    wide = torch.float64 if kind == "log" else state_dtype(dtype)
     if h0 is not None:
         h0 = h0.to(wide) if slots > 1 else h0.to(wide).squeeze(1)
     settings = operator.Settings("fused", cap=CORRECTIONS)
     sizes = [drives[0].shape[2]]
-    call = operator.Call(name, sizes, wide, drives, None, h0, resets, [], *settings)
+    call = operator.Call(f"scan:{kind}", sizes, wide, drives, None, h0, resets, [], *settings)
     states, _, final, _ = operator.solve(*call)
     final = final if slots > 1 else final.unsqueeze(1)
     states = states.flip(1) if options.reverse else states

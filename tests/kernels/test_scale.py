@@ -52,10 +52,10 @@ def test_what_is_not_finite_is_not_converged(kit):
 def test_auto_takes_the_kernels_where_they_are_to_be_had(kit, monkeypatch):
     """On a GPU by itself; in the interpreter, where nothing speaks against them."""
     from pararnn.kernels import launch
-    from pararnn.solvers import fused
+    from pararnn.solvers.methods import fused
 
     if kit.DEVICE == "cpu":
-        monkeypatch.setattr(fused, "unfit", lambda *_: None)
+        monkeypatch.setattr(fused, "lacking", lambda *_: None)
     runs = []
     original = launch.run_forward
     monkeypatch.setattr(launch, "run_forward", lambda *a: runs.append(1) or original(*a))
