@@ -1085,6 +1085,9 @@ def mutants() -> Iterator[Mutant]:
                  patch=replaced(implicit, "silent", lambda *_: None))  # fmt: skip
     yield Mutant("trusted products", "what they find is not checked", SIGNED, ("scan-range",),
                  patch=replaced(chunks.Chunks, "settle", lambda self: None))  # fmt: skip
+    yield Mutant("trusted chunks", "of a delta rule, whatever their products", SIGNED, ("scan-range",),
+                 patch=replaced(scan_delta, "in_range",
+                                lambda run, given, start, *_: run(given, start)))  # fmt: skip
     yield Mutant("rows as wholes", "one chunk decides for all of its row", SIGNED, ("scan-range",),
                  patch=rows_walked_again)  # fmt: skip
     yield Mutant("late reset", "one step after", MATRIX, ("resets",),

@@ -24,6 +24,7 @@ from .autograd import scan
 from .backend import Fused, register_fused
 from .inputs import Options, common_dtype
 from .linear import Result, linear_scan
+from .log import exp as selecting_exp
 
 LARGEST = 8
 """Rows of a block that the registers of a program hold."""
@@ -129,7 +130,7 @@ def _twice(call: Call, grad: Tensor | None, final: Tensor | None) -> tuple[list[
         given = [u if u.requires_grad else u.detach().requires_grad_() for u in drives]
         wide = [u.to(dtype) for u in given]
         if call.kind == "log":
-            wide = [u.exp() for u in wide]
+            wide = [selecting_exp(u) for u in wide]
         op = torch.stack(wide[: S * S], 2).unflatten(2, (S, S))
         states = scan(op, torch.stack(wide[S * S :], 2), start, "block", resets=call.resets)
         end = states[:, -1] if T else start
@@ -250,7 +251,7 @@ def _logarithms(
     log_coeffs: Tensor, log_values: Tensor, h0: Tensor | None, options: Options
 ) -> Result:
     if h0 is None:
-        h0, log_values = log_values[:, 0].double().exp(), log_values[:, 1:]
+        h0, log_values = selecting_exp(log_values[:, 0].double()), log_values[:, 1:]
     states, final = _run("log", [log_coeffs, log_values], h0.unsqueeze(1), options)
     return (states.squeeze(2), final.squeeze(1)) if options.return_state else states.squeeze(2)
 
