@@ -24,8 +24,9 @@ EPSILON = 1e-12
 """Keys are divided by their norm, or by this if it is smaller: the Spec has its square."""
 
 
-LARGE = sympy.Integer(2) ** 40
-"""Keys of which the absolute entries add up to more are scaled before they are squared."""
+TINY = sympy.Integer(10) ** -12
+""":data:`EPSILON` in the Spec. Keys of which the absolute entries add up to more than its inverse are
+scaled before they are squared."""
 
 
 def unit(u: Tensor) -> Tensor:
@@ -56,12 +57,12 @@ def delta_min_gru_spec(nh: int, decay: str | None, log1p_delta: bool) -> Spec:
         state = H if gamma == 1 else s.let("S_0", gamma * H)
         for i, u, v, logit in zip(counts, keys, values, logits, strict=True):
             sub = f"_{i}" if i else ""
-            size = s.contract(f"m{sub}", maximum(u, -u) * LARGE**-1, over="K")
+            size = s.contract(f"m{sub}", TINY * maximum(u, -u), over="K")
             scale = s.let(f"c{sub}", 1 / maximum(size, sympy.Integer(1)))
-            scaled = s.let(f"w{sub}", scale * u)
+            scaled = s.let(f"a{sub}", scale * u)
             square = s.contract(f"n{sub}", scaled * scaled, over="K")
-            least = sympy.Integer(10) ** -24 * scale * scale
-            k = s.let(f"k{sub}", scaled / sympy.sqrt(maximum(square, least)))
+            least = s.let(f"e{sub}", TINY * scale)
+            k = s.let(f"k{sub}", scaled / sympy.sqrt(maximum(square, least * least)))
             beta = s.let(f"beta{sub}", 2 * sigmoid(logit))
             read = s.contract(f"p{sub}", k * state, over="K")
             written = state + beta * k * (v - read)
@@ -324,6 +325,12 @@ class DeltaMinGRU(Mixer):
             Symbol("u_{k,t}, k_t", "(B, n_heads, d_k)", "key, and key of norm 1"),
             Symbol("v_t", "(B, n_heads, d_v)", "value: what the key is to read from now on"),
             Symbol(r"\beta_t", "(B, n_heads)", "step size in (0, 2); 1 replaces, near 2 reflects"),
+            Symbol(
+                "c_t, a_t, e_t",
+                "(B, n_heads), (B, n_heads, d_k), (B, n_heads)",
+                "scale of a key beyond 1e12, for its square to be in range, else 1; the key so scaled, "
+                "and the least norm that it is divided by",
+            ),
             Symbol("S_{j,t}", "(B, n_heads, d_k, d_v)", "state after micro-step j; j = 0: decayed"),
             Symbol(
                 "o_t", "(B, n_heads, d_v)", "what a head reads; the layer's output is W_o o + b_o"
