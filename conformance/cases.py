@@ -143,9 +143,6 @@ def drawn(case: Case, cell: Any = None) -> Problem:
         offset, power = case.drives[i % len(case.drives)]
         columns.append((normal(B, T, math.prod(shape)) + offset) * 10.0**power)
     drives = torch.cat(columns, -1)
-    if "DeltaMinGRU" in case.cell:  # its equation squares keys in the state's dtype
-        most = torch.finfo(STATE[dtype]).max ** 0.5 / 16
-        drives = drives.clamp(-most, most)
     width = drives.shape[-1]
     for row, step, column, value in case.spoiled:
         if B and T:

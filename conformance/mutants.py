@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import pararnn.drm.dynamics
 import sympy
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 import pararnn
 import pararnn.cells.cell
 import pararnn.drm.block
+import pararnn.drm.dynamics
 import pararnn.drm.generation
 import pararnn.drm.memory
 import pararnn.drm.model
@@ -1086,6 +1086,9 @@ def mutants() -> Iterator[Mutant]:
                  patch=replaced(adjoint, "silent", lambda *_: None))  # fmt: skip
     yield Mutant("trusted products", "what they find is not checked", SIGNED, ("scan-range",),
                  patch=replaced(chunks.Chunks, "settle", lambda self: None))  # fmt: skip
+    yield Mutant("trusted chunks", "of a delta rule, whatever their products", SIGNED, ("scan-range",),
+                 patch=replaced(scan_delta, "in_range",
+                                lambda run, given, start, *_: run(given, start)))  # fmt: skip
     yield Mutant("rows as wholes", "one chunk decides for all of its row", SIGNED, ("scan-range",),
                  patch=rows_walked_again)  # fmt: skip
     yield Mutant("late reset", "one step after", MATRIX, ("resets",),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pararnn import NewtonConfig
-from pararnn.scan import linear_scan, matrix_scan
+from pararnn.scan import delta_scan, linear_scan, matrix_scan
 
 from ..context import UNIT_ROUNDOFF, Context, NotApplicable, converted, error, tolerance
 from ..reference import advance, amplification, apart, loop
@@ -293,6 +293,8 @@ def scan_range(ctx: Context) -> None:
     if ctx.spec_of(ctx.cell()).jac_structure != "linear":
         raise NotApplicable("the recurrence is not linear in its state")
     length = 150
+    if ctx.device.type == "cpu":
+        delta_range(ctx)
     for dtype in ctx.wide_dtypes():
         for number in ctx.rounds(2):
             # Powers of ten between which every lane walks, by steps of its own: anywhere, or further
@@ -312,6 +314,40 @@ def scan_range(ctx: Context) -> None:
             for scan, given in ((linear_scan, (a, b, h0)), (matrix_scan, (blocks, *two))):
                 with ctx.explained(f"{scan.__name__}, {name(dtype)}"):
                     whole_range(ctx, scan, *(v.to(dtype) for v in given))
+
+
+def delta_range(ctx: Context) -> None:
+    """The delta rule in chunks: decays whose products leave the range of the states, and numbers that
+    overflow before a reset."""
+    for dtype in ctx.wide_dtypes():
+        info = torch.finfo(dtype)
+        decades = 4.0 if dtype == torch.float32 else 34.0
+        q, v = (ctx.normal(2, 70, 2, 3).to(dtype) for _ in range(2))
+        k = torch.nn.functional.normalize(ctx.normal(2, 70, 2, 3), dim=-1).to(dtype)
+        beta = 2 * ctx.uniform(2, 70, 2).abs().to(dtype)
+        steps = torch.tensor(([-decades] * 12 + [decades] * 12) * 3)[:70].reshape(1, -1, 1)
+        gamma = (10.0**steps).to(dtype).expand(2, 70, 2)
+        h0 = (10.0 ** (7 * decades) * ctx.normal(2, 2, 3, 3)).to(dtype)
+        y, _ = delta_scan(q, k, v, 0 * beta, h0, gamma=gamma)
+        scales = (gamma.double() * 10.0 ** -steps.double()).cumprod(1)  # rounded decays, near 1
+        levels = steps.double().cumsum(1) + 7 * decades
+        start = h0.double() * 10.0 ** (-7 * decades)
+        want = (q.double().unsqueeze(-2) @ start.unsqueeze(1)).squeeze(-2) * scales.unsqueeze(-1)
+        found = y.double() / 10.0 ** levels.unsqueeze(-1)
+        bound = 8 * 70 * UNIT_ROUNDOFF[dtype] + 1e-13
+        ctx.within("delta rule that decays", (found - want).abs().max() / want.abs().max(), bound)
+        resets = torch.zeros(2, 70, dtype=torch.bool)
+        resets[1, 40] = True
+        gamma, h0 = ctx.uniform(2, 70, 2).abs().to(dtype), ctx.normal(2, 2, 3, 3).to(dtype)
+        clean, end = delta_scan(q, k, v, beta, h0, gamma=gamma, resets=resets)
+        spoiled = v.clone()
+        spoiled[1, 35] = 0.9 * info.max
+        grown = gamma.clone()
+        grown[1, 36:39] = 10.0
+        y, last = delta_scan(q, k, spoiled, beta, h0, gamma=grown, resets=resets)
+        ctx.same_bits("after a reset", y[1, 40:], clean[1, 40:])
+        ctx.same_bits("beside it", y[0], clean[0])
+        ctx.same_bits("final state", last, end)
 
 
 def whole_range(ctx: Context, scan: Any, op: Tensor, b: Tensor, h0: Tensor) -> None:

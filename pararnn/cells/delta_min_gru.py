@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,6 +24,21 @@ EPSILON = 1e-12
 """Keys are divided by their norm, or by this if it is smaller: the Spec has its square."""
 
 
+TINY = sympy.Integer(10) ** -12
+""":data:`EPSILON` in the Spec. Keys of which the absolute entries add up to more than its inverse are
+scaled before they are squared."""
+
+
+def unit(u: Tensor) -> Tensor:
+    """``u (..., K)`` divided by its norm, or by :data:`EPSILON` if that is larger. A power of two keeps
+    the squares of large numbers in range, and rounds nothing."""
+    half = 2.0 ** (
+        math.frexp(torch.finfo(u.dtype).max)[1] // 2 - 8
+    )  # 2^16 of its squares have a sum
+    large = u.detach().abs().amax(-1, keepdim=True) > half
+    return functional.normalize(torch.where(large, u / half / 2**20, u), dim=-1, eps=EPSILON)
+
+
 @cache
 def delta_min_gru_spec(nh: int, decay: str | None, log1p_delta: bool) -> Spec:
     """``H ← H + β k (v − Hᵀk)ᵀ`` with unit keys, ``nh`` times a step, and the read-out ``Hᵀq``."""
@@ -41,8 +57,12 @@ def delta_min_gru_spec(nh: int, decay: str | None, log1p_delta: bool) -> Spec:
         state = H if gamma == 1 else s.let("S_0", gamma * H)
         for i, u, v, logit in zip(counts, keys, values, logits, strict=True):
             sub = f"_{i}" if i else ""
-            square = s.contract(f"n{sub}", u * u, over="K")
-            k = s.let(f"k{sub}", u / sympy.sqrt(maximum(square, sympy.Integer(10) ** -24)))
+            size = s.contract(f"m{sub}", TINY * maximum(u, -u), over="K")
+            scale = s.let(f"c{sub}", 1 / maximum(size, sympy.Integer(1)))
+            scaled = s.let(f"a{sub}", scale * u)
+            square = s.contract(f"n{sub}", scaled * scaled, over="K")
+            least = s.let(f"e{sub}", TINY * scale)
+            k = s.let(f"k{sub}", scaled / sympy.sqrt(maximum(square, least * least)))
             beta = s.let(f"beta{sub}", 2 * sigmoid(logit))
             read = s.contract(f"p{sub}", k * state, over="K")
             written = state + beta * k * (v - read)
@@ -152,7 +172,7 @@ class DeltaMinGRU(Mixer):
             H = gamma[..., None, None] * H
         n = self.nh
         for u, v, logit in zip(heads[:n], heads[n : 2 * n], heads[2 * n :], strict=True):
-            k = functional.normalize(u, dim=-1, eps=EPSILON)
+            k = unit(u)
             beta = 2 * torch.sigmoid(logit)[..., None, None]
             error = v[..., None, :] - k[..., None, :] @ H
             H = H + beta * k[..., :, None] * error
@@ -210,7 +230,7 @@ class DeltaMinGRU(Mixer):
         v = v.unflatten(-1, (self.nh, self.n_heads, self.d_v))
         with checks.full_precision(drives.device):
             u = u.unflatten(-1, (self.nh, self.n_heads, self.d_k)).to(self.state_dtype)
-            k = functional.normalize(u, dim=-1, eps=EPSILON)
+            k = unit(u)
             logits = logits.unflatten(-1, (self.nh, self.n_heads)).to(self.state_dtype)
             gamma = None
             if dt is not None:
@@ -307,6 +327,12 @@ class DeltaMinGRU(Mixer):
             Symbol("u_{k,t}, k_t", "(B, n_heads, d_k)", "key, and key of norm 1"),
             Symbol("v_t", "(B, n_heads, d_v)", "value: what the key is to read from now on"),
             Symbol(r"\beta_t", "(B, n_heads)", "step size in (0, 2); 1 replaces, near 2 reflects"),
+            Symbol(
+                "c_t, a_t, e_t",
+                "(B, n_heads), (B, n_heads, d_k), (B, n_heads)",
+                "scale of a key beyond 1e12, for its square to be in range, else 1; the key so scaled, "
+                "and the least norm that it is divided by",
+            ),
             Symbol("S_{j,t}", "(B, n_heads, d_k, d_v)", "state after micro-step j; j = 0: decayed"),
             Symbol(
                 "o_t", "(B, n_heads, d_v)", "what a head reads; the layer's output is W_o o + b_o"

@@ -147,6 +147,18 @@ def doubtful(*values: Tensor) -> bool:
     return not all(bool(v.detach().sum().isfinite()) for v in values)
 
 
+def spoiled(states: Tensor, x0: Tensor, resets: Tensor | None, reverse: bool) -> bool:
+    """Whether a state, the first one, or an operator that moved one may not be finite. What is not
+    finite stays so until a reset, so the last state tells, and those before resets."""
+    ends = [states[:, 0 if reverse else -1]]
+    if resets is not None:
+        later, earlier = _ends(reverse)[2:]
+        ends.append(x0)
+        if readable(states) and readable(resets):
+            ends.append(states[:, earlier][resets[:, later]])
+    return doubtful(*ends)
+
+
 def reached(
     met: Tensor, resets: Tensor | None, reverse: bool, again: Callable[..., Tensor] | None = None
 ) -> Tensor:
@@ -160,7 +172,7 @@ def reached(
     return run(torch.ones_like(count), count, start, resets, "diagonal", reverse) > 0
 
 
-def _silenced(value: Tensor, idle: Tensor) -> Tensor:
+def silenced(value: Tensor, idle: Tensor) -> Tensor:
     """``value`` without the numbers that are not finite where nothing depends on them."""
     return value.masked_fill(idle & ~value.isfinite(), 0)
 
@@ -175,10 +187,10 @@ def _heard(
 ) -> Tensor:
     """Operators of the adjoint, from the cotangents ``g`` of the states that they move; without
     numbers that are not finite where no such cotangent has been met."""
-    if op.shape[1] == 0 or not doubtful(op):
+    if op.shape[1] == 0:
         return op
     met = reached(algebra.size(g).detach() != 0, resets, reverse, again)
-    return _silenced(op, algebra.spread(~met, op))
+    return silenced(op, algebra.spread(~met, op))
 
 
 def _backward(ctx: Any, g: Tensor, again: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
@@ -192,13 +204,16 @@ def _backward(ctx: Any, g: Tensor, again: Callable[..., Tensor]) -> tuple[Tensor
 
     def run(op: Tensor, x0: Tensor, states: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         adjoint = algebra.transpose(op)
-        moved = _heard(adjoint[:, later], g[:, later], cuts, algebra, not reverse, again)
+        moved, doubt = adjoint[:, later], spoiled(states, x0, resets, reverse)
+        if doubt:
+            moved = _heard(moved, g[:, later], cuts, algebra, not reverse, again)
         rest = again(moved, g[:, earlier], g[:, last], cuts, ctx.kind, not reverse)
         ends = [rest, g[:, last].unsqueeze(1)]
         cotangent = torch.cat(ends[::-1] if reverse else ends, 1)
         before = _previous(states, x0, reverse)
-        if doubtful(states, x0):
-            before = _silenced(before, algebra.size(cotangent) == 0)
+        if doubt:
+            before = silenced(before, algebra.size(cotangent) == 0)
+        before = cut(before, resets)  # not a factor of a second derivative, either
         d_op = cut(algebra.outer(cotangent, before), resets)
         return d_op, cotangent, _start(adjoint, cotangent, resets, algebra, first)
 
@@ -216,8 +231,9 @@ def _backward_once(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     cuts = None if resets is None else resets[:, later]
     cotangent = torch.empty_like(g, memory_format=torch.contiguous_format)
     cotangent[:, last] = g[:, last]
+    moved, doubt = adjoint[:, later], spoiled(states, x0, resets, reverse)
     affine_scan(
-        _heard(adjoint[:, later], g[:, later], cuts, algebra, not reverse),
+        _heard(moved, g[:, later], cuts, algebra, not reverse) if doubt else moved,
         g[:, earlier],
         g[:, last],
         algebra=algebra,
@@ -227,8 +243,8 @@ def _backward_once(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     )
     d_op = d_x0 = None
     if ctx.needs_input_grad[0]:
-        if doubtful(states, x0):
-            before = _silenced(_previous(states, x0, reverse), algebra.size(cotangent) == 0)
+        if doubt:
+            before = silenced(_previous(states, x0, reverse), algebra.size(cotangent) == 0)
             d_op = algebra.outer(cotangent, before)
         else:
             d_op = torch.empty_like(op, memory_format=torch.contiguous_format)
@@ -253,9 +269,10 @@ def _start(
     """Cotangent of the initial state."""
     op, moved = adjoint[:, first], cotangent[:, first]
     if doubtful(op):
-        op = _silenced(op, algebra.spread(algebra.size(moved) == 0, op))
-    moved = algebra.apply(op, moved)
-    return moved if resets is None else cut(moved, resets[:, first])
+        op = silenced(op, algebra.spread(algebra.size(moved) == 0, op))
+    if resets is None:
+        return algebra.apply(op, moved)
+    return cut(algebra.apply(cut(op, resets[:, first]), moved), resets[:, first])
 
 
 def _operator_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

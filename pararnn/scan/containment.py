@@ -32,7 +32,7 @@ def contained(
     # A value spoils its column of the state, a key all columns.
     fine = v.all(2) & head  # (B, T, H, dv)
     begin = start.isfinite()
-    spoiled = _since(~fine, ~begin.all(-2), resets)
+    spoiled = since(~fine, resets, ~begin.all(-2))
     given = [torch.where(mask, s, 0.0) for mask, s in zip(masks, sequences, strict=True)]
     y, end = run(given, torch.where(begin, start, 0.0))
     lost = spoiled | ~q.all(2).all(-1, keepdim=True)
@@ -42,12 +42,14 @@ def contained(
     )
 
 
-def _since(bad: Tensor, before: Tensor, resets: Tensor | None) -> Tensor:
+def since(bad: Tensor, resets: Tensor | None, before: Tensor | None = None) -> Tensor:
     """Whether there was a bad number up to each step, or ``before`` them, since the state was last
     forgotten."""
+    before = torch.zeros_like(bad[:, 0]) if before is None else before
     if resets is None:
         length = bad.shape[1]
-        time = torch.arange(length, dtype=torch.int32, device=bad.device)[:, None, None]
+        time = torch.arange(length, dtype=torch.int32, device=bad.device)
+        time = time.reshape(-1, *(1,) * (bad.ndim - 2))
         first = torch.where(bad, time, length).amin(1).masked_fill(before, 0)
         return time >= first.unsqueeze(1)
     count, begin = bad.float(), before.float()

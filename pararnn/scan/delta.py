@@ -30,11 +30,12 @@ from .._precision import exactly
 from .backend import pick
 from .containment import contained
 from .inputs import accumulated, common_dtype, cut, one_device, reset_mask, tensor
+from .stepwise import faint, in_range
 from .wy import assemble
 
 NAME = "delta_scan"
-Run = Callable[[list[Tensor], Tensor, int], tuple[Tensor, Tensor]]
-"""Sequences, first state and most tokens a chunk, to outputs and the last state."""
+Run = Callable[[list[Tensor], Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
+"""Sequences, first state, most tokens a chunk and resets, to outputs and the last state."""
 
 
 def delta_scan(
@@ -147,15 +148,25 @@ def _solved(
     """``run``, with bad numbers where they belong."""
 
     def call(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        return run(sequences, start, most)
+        return run(sequences, start, most, resets)
 
     def solve(*given: Tensor) -> tuple[Tensor, Tensor]:
         *sequences, start = given
         # Where results can be looked at, bad numbers are dealt with if there are any.
         if all(map(readable, given)):
+            size = _chunk_of(sequences[0].shape[1], sequences[1].shape[2], most, start)
             y, end = call(sequences, start)
-            if bool(y.isfinite().all()) and bool(end.isfinite().all()):
+            if (
+                bool(y.isfinite().all())
+                and bool(end.isfinite().all())
+                and not bool(faint(sequences, start, size).any())
+            ):
                 return y, end
+
+            def loop_like(sequences: list[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+                return in_range(call, sequences, start, resets, size)
+
+            return contained(loop_like, sequences, start, resets)
         return contained(call, sequences, start, resets)
 
     y, end = exactly(solve, start.device, *sequences, start)
@@ -173,11 +184,15 @@ def _chunk_of(length: int, micro: int, most: int, start: Tensor) -> int:
     return -(-length // count)
 
 
-def in_chunks(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def in_chunks(
+    sequences: list[Tensor], start: Tensor, most: int, resets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Outputs ``(B, T, H, dv)`` and the final state, in chunks of at most ``most`` tokens.
 
     ``sequences`` are queries ``(B, T, 1, H, dk)``, keys, values ``(B, T, nh, H, d)``, step sizes
-    ``(B, T, nh, H, 1)`` and, if there are any, decays ``(B, T, 1, H, 1)``, all of one dtype.
+    ``(B, T, nh, H, 1)`` and, if there are any, decays ``(B, T, 1, H, 1)``, all of one dtype. Decays
+    are 0 at ``resets (B, T)``, which besides cut off by selection: no number, nor a cotangent, that
+    is too large is multiplied by that 0.
     """
     batch, length, _, heads, _ = sequences[0].shape
     micro = sequences[1].shape[2]
@@ -192,25 +207,64 @@ def in_chunks(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor
         return x.flatten(3, 4).flatten(1, 2)
 
     q, k, v, beta = (chunks(x) for x in sequences[:4])
+    cuts = Cuts(resets, batch, heads, size, count)
     written = beta * k
     scores = q @ written.mT  # of every token with every micro-step of its chunk
     system = (k @ written.mT).tril(-1)
     faded, keep = k, None
     if len(sequences) == 5:
         through, between = decays(chunks(sequences[4], 1.0).squeeze(-1))
+        through, between = cuts.start(through), cuts.pairs(between)
         # What is left of a micro-step at a token; of a micro-step, and of the start, at another.
         at_token = between.repeat_interleave(micro, -1)
-        scores = scores * at_token
-        system = system * at_token.repeat_interleave(micro, -2)
-        written = written * at_token[..., -1, :].unsqueeze(-1)
-        faded = k * through.repeat_interleave(micro, -1).unsqueeze(-1)
-        q, keep = q * through.unsqueeze(-1), through[..., -1, None, None]
+        scores = cuts.pairs(scores * at_token)
+        system = cuts.pairs(system * at_token.repeat_interleave(micro, -2))
+        written = cuts.end(written * at_token[..., -1, :].unsqueeze(-1))
+        faded = cuts.start(k * through.repeat_interleave(micro, -1).unsqueeze(-1), -2)
+        q, keep = cuts.start(q * through.unsqueeze(-1), -2), through[..., -1, None, None]
     else:
         visible = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~visible.repeat_interleave(micro, -1), 0)
     y, end = assemble((system, scores, v, faded, written, q, keep), start.flatten(0, 1))
     y = y.unflatten(1, (batch, heads)).permute(1, 0, 3, 2, 4).flatten(1, 2)
     return y[:, :length], end.unflatten(0, (batch, heads))
+
+
+class Cuts:
+    """What resets ``(B, T)`` cut off inside chunks ``(chunks, B·H)``; nothing if there are none."""
+
+    def __init__(self, resets: Tensor | None, batch: int, heads: int, size: int, count: int):
+        self.piece: Tensor | None = None
+        if resets is not None:
+            marks = pad(resets, (0, count * size - resets.shape[1]))
+            piece = marks.unflatten(1, (count, size)).cumsum(2).transpose(0, 1)
+            self.piece = piece.unsqueeze(2).expand(-1, -1, heads, -1).flatten(1, 2)
+
+    def _of(self, steps: int) -> Tensor:
+        """The number of resets up to every step: tokens, or micro-steps of them."""
+        assert self.piece is not None
+        return self.piece.repeat_interleave(steps // self.piece.shape[-1], -1)
+
+    def pairs(self, x: Tensor) -> Tensor:
+        """``(..., steps, steps)`` without what a later step has of one before a reset."""
+        if self.piece is None:
+            return x
+        rows, columns = self._of(x.shape[-2]), self._of(x.shape[-1])
+        return x.masked_fill(rows.unsqueeze(-1) != columns.unsqueeze(-2), 0)
+
+    def start(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Steps along ``dim`` without what they have of the chunk's start."""
+        if self.piece is None:
+            return x
+        gone = self._of(x.shape[dim]) > 0
+        return x.masked_fill(gone if dim == -1 else gone.unsqueeze(-1), 0)
+
+    def end(self, x: Tensor) -> Tensor:
+        """Steps ``(..., steps, d)`` without what the chunk's end has not of them."""
+        if self.piece is None:
+            return x
+        steps = self._of(x.shape[-2])
+        return x.masked_fill((steps != steps[..., -1:]).unsqueeze(-1), 0)
 
 
 def decays(gamma: Tensor) -> tuple[Tensor, Tensor]:

@@ -100,10 +100,12 @@ delta_backward = Operator(
 )
 
 
-def fused_chunks(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def fused_chunks(
+    sequences: list[Tensor], start: Tensor, most: int, resets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """:func:`~.delta.in_chunks`, by kernels."""
     if start.numel() == 0:
-        return in_chunks(sequences, start, most)
+        return in_chunks(sequences, start, most, resets)
     y, end, *_ = delta_chunks(sequences, start, most)
     return y, end
 

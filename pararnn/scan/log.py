@@ -15,12 +15,14 @@ coefficient near 1 alone would cost 3e-3 over 100,000 steps. The result does not
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from .._checks import readable
-from .autograd import scan
+from .autograd import doubtful, scan, silenced
 from .backend import pick
 from .inputs import Options, common_dtype, one_device, reset_mask, tensor
 from .linear import Result, result
@@ -100,11 +102,44 @@ def parallel_scan_log(
     else:
         first = h0.double()
     if _stays(log_coeffs, values, first, h0 is None):
-        start = first.exp() if h0 is None else first
-        states = scan(coeffs.exp(), values.exp(), start, reverse=reverse, resets=resets)
+        start = exp(first) if h0 is None else first
+        states = scan(exp(coeffs), exp(values), start, reverse=reverse, resets=resets)
     else:
         states, start = _recentred(coeffs, values, first, h0 is None, reverse, resets)
     return result(states, start, dtype, options)
+
+
+class Exp(torch.autograd.Function):
+    """``exp(x)`` whose derivative is 0 where the cotangent is, whatever the exponential is: what a
+    reset has cut off has no say."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return _moved(g, *ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, d_x: Tensor) -> Tensor:
+        return _moved(d_x, *ctx.saved_tensors)
+
+
+def _moved(g: Tensor, slope: Tensor) -> Tensor:
+    return g * (silenced(slope, g == 0) if doubtful(slope) else slope)
+
+
+def exp(x: Tensor) -> Tensor:
+    # One operation to compilers, which do not look into a function of ours.
+    return x.exp() if torch.compiler.is_compiling() else Exp.apply(x)
 
 
 def _stays(coeffs: Tensor, values: Tensor, first: Tensor, logarithm: bool) -> bool:
@@ -138,7 +173,8 @@ def _recentred(
         # Zero and infinite states are what they are at any scale; what comes from 0 is 0.
         before = before.nan_to_num(torch.nan, posinf=0, neginf=-torch.inf)
         r0, r = (x.nan_to_num(torch.nan, posinf=0, neginf=0) for x in (r0, r))
-        half = (r.clamp_max(OVERFLOW) / 2).exp()
-    scaled = (first - r0).exp() if logarithm else first * (-r0).exp()
-    g = scan((before - r + coeffs).exp(), (values - r).exp(), scaled, "diagonal", reverse, resets)
-    return g * half * half, first.exp() if logarithm else first
+        half = (r.clamp_max(OVERFLOW) / 2).exp().nan_to_num(1.0)  # g is NaN there
+        unit = (-r0).exp().nan_to_num(1.0)
+    scaled = exp(first - r0) if logarithm else first * unit
+    g = scan(exp(before - r + coeffs), exp(values - r), scaled, "diagonal", reverse, resets)
+    return g * half * half, exp(first) if logarithm else first

@@ -18,6 +18,7 @@ from ..kernels import missing
 from ..scan.backend import Fused, register_fused
 from ..scan.inputs import Options, common_dtype
 from ..scan.linear import Result, linear_scan
+from ..scan.log import exp as selecting_exp
 from ..spec import Spec, exp
 from . import operator
 from .methods.fused import CORRECTIONS
@@ -130,7 +131,7 @@ def _logarithms(
     log_coeffs: Tensor, log_values: Tensor, h0: Tensor | None, options: Options
 ) -> Result:
     if h0 is None:
-        h0, log_values = log_values[:, 0].double().exp(), log_values[:, 1:]
+        h0, log_values = selecting_exp(log_values[:, 0].double()), log_values[:, 1:]
     states, final = _run("log", [log_coeffs, log_values], h0.unsqueeze(1), options)
     return (states.squeeze(2), final.squeeze(1)) if options.return_state else states.squeeze(2)
 

@@ -353,3 +353,44 @@ def test_an_own_spec_with_a_read_out(gap):
         torch.testing.assert_close(y[:, t], want, rtol=0, atol=1e-13)
         step, state = layer.step(x[:, t], state, **{n: d[:, t] for n, d in more.items()})
         torch.testing.assert_close(step, want, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1e25, 1e37, 1e-25])
+@pytest.mark.parametrize("way", ["sequential", "newton", "shooting", "layer", "step"])
+def test_keys_whose_squares_leave_the_range(way, size):
+    """A key is divided by its norm, whatever its size; one below 1e-12 by that."""
+    generator = torch.Generator().manual_seed(0)
+    cell = DeltaMinGRU(4, 8, n_heads=2)
+    drives = torch.randn(2, 40, cell.drives(torch.zeros(1, 1, 4)).shape[-1], generator=generator)
+    keys = slice(8, 16)
+    leaf = drives.clone()
+    leaf[..., keys] *= size
+    wide = leaf.double().requires_grad_()
+    leaf.requires_grad_()
+    u = wide[..., keys].unflatten(-1, (2, 4))
+    k = u / u.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    h, states = torch.zeros(2, 2, 4, 4, dtype=torch.float64), []
+    for t in range(40):
+        key, v = k[:, t].unsqueeze(-1), wide[:, t, 16:24].unflatten(-1, (2, 1, 4))
+        h = h + 2 * wide[:, t, 24:26, None, None].sigmoid() * key * (v - key.mT @ h)
+        states.append(h)
+    want = torch.stack(states, 1)
+    if way == "layer":
+        got = cell.reads(leaf)[0]
+        want = (wide[..., :8].unflatten(-1, (2, 1, 4)) @ want).squeeze(-2)
+    elif way == "step":
+        state, states = torch.zeros(2, 2, 4, 4), []
+        for t in range(40):
+            state = cell.recurrence(state, *cell.split(leaf[:, t]))
+            states.append(state)
+        got = torch.stack(states, 1)
+    else:
+        got = pararnn.solve(cell, drives=leaf, method=way).states
+    (slope,) = torch.autograd.grad(got.sum(), leaf)
+    (right,) = torch.autograd.grad(want.sum(), wide)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 * float(want.abs().max()))
+    for part in (keys, slice(16, None)):
+        most = float(right[..., part].abs().max())
+        torch.testing.assert_close(
+            slope[..., part].double(), right[..., part], rtol=0, atol=2e-5 * most
+        )

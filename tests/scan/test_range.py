@@ -261,6 +261,58 @@ def test_a_logarithm_before_a_reset():
             which[at] = kept
 
 
+@directions
+@pytest.mark.parametrize("largest", [0.0, 650.0], ids=["as they are", "recentred"])
+@pytest.mark.parametrize("value", [NAN, INF, 1e5])
+@pytest.mark.parametrize("again", [False, True], ids=["first", "second derivative"])
+def test_no_gradient_of_a_logarithm_crosses_a_reset(value, largest, again, reverse):
+    """A NaN, an infinity or an exponential that overflows: gradients of what follows the reset are
+    those of a loop that never saw it."""
+    g = torch.Generator().manual_seed(0)
+    c = -torch.rand(1, 100, 4, generator=g, dtype=torch.float64)
+    v = torch.randn(1, 100, 4, generator=g, dtype=torch.float64)
+    h0 = torch.rand(1, 4, generator=g, dtype=torch.float64)
+    at = 49 if reverse else 50
+    resets = torch.zeros(1, 100, dtype=torch.bool)
+    resets[0, at] = True
+    after = slice(None, at + 1) if reverse else slice(at, None)
+    before = slice(at + 1, None) if reverse else slice(None, at)
+    v[:, 60 if reverse else 20] = largest
+    order = range(at, -1, -1) if reverse else range(at, 100)
+    bad = at + 5 if reverse else at - 5
+
+    def pulled(states, leaves):
+        first = torch.autograd.grad(states.sin().sum(), leaves, create_graph=again)
+        if not again:
+            return first
+        return torch.autograd.grad(sum(x.sin().sum() for x in first[:2]), leaves[:2])
+
+    x, y = c.clone().requires_grad_(), v.clone().requires_grad_()
+    h, wanted = torch.zeros(1, 4, dtype=torch.float64), []
+    for t in order:
+        h = (x[:, t].exp() * h if t != at else 0.0) + y[:, t].exp()
+        wanted.append(h)
+    right = pulled(torch.stack(wanted, 1), (x, y))
+    for i in range(3):
+        for initial in (h0, None):
+            c2, v2, start = c.clone(), v.clone(), h0.clone()
+            (c2, v2, start)[i][(0, bad) if i < 2 else (0,)] = value
+            if initial is None:
+                v2 = torch.cat([start.log().unsqueeze(1), v2], 1)
+            leaves = [c2.requires_grad_(), v2.requires_grad_(), start.requires_grad_()]
+            given = (c2, v2) if initial is None else (c2, v2, start)
+            states = parallel_scan_log(*given, resets=resets, reverse=reverse)[:, after]
+            found = list(pulled(states, leaves[: len(given)]))
+            if initial is None:
+                assert float(found[1][:, 0].abs().sum()) == 0
+                found[1] = found[1][:, 1:]
+            for got, want in zip(found, right, strict=False):
+                torch.testing.assert_close(got[:, after], want[:, after], rtol=1e-11, atol=1e-13)
+                assert float(got[:, before].abs().sum()) == 0
+            if len(found) > 2:
+                assert float(found[2].abs().sum()) == 0
+
+
 def test_sums_begin_with_their_start():
     assert prefix_sum(
         torch.full((1, 2, 1), 3e38), torch.full((1, 1), -3e38)
