@@ -220,7 +220,6 @@ RANGES = (
     ("ranges", Mutant("terms without bound", r"scale \+ least_of\(scale\)", "1e30", "repair.any_apart")),
     ("not_finite", Mutant("cotangents not handed on", r"end = choose\(loose, found, end\)", "pass", "repair.repair_back")),
     ("not_finite", Mutant("NaN fits", r"far\(difference, float\(.inf.\), 1.0\)", "(tl.abs(difference) > 3e38)", "repair.any_apart")),
-    ("ordinary", Mutant("every number by itself", r"tl.where\(size < least \* most, size, most\)", "size", "reduce.graded")),
 )  # fmt: skip
 
 
