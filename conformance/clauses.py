@@ -622,7 +622,8 @@ CLAUSES: tuple[Clause, ...] = (
         "The states of a scan (`linear_scan`, `matrix_scan`, `matrix_affine_scan`, "
         "`parallel_scan_log`, and the scans that solve linear cells) are those of the loop in the same "
         "dtype wherever these are finite, though products of coefficients overflow, or underflow and "
-        "lose their digits, and not finite where these are not. So are the outputs and the final state "
+        "lose their digits, and not finite where these are not. So are the cotangents of its backward "
+        "pass, beside the loop's; and the outputs and the final state "
         "of an eager `delta_scan` on the CPU, up to roundoffs of the terms of its states. An eager scan on "
         "another device makes no check and promises none of this.",
         "\\(8\\,n\\,k\\,u\\,\\sigma_t\\) at the end of a chunk of \\(n\\) steps, with "
@@ -630,8 +631,9 @@ CLAUSES: tuple[Clause, ...] = (
         "the least normal number \\(\\epsilon\\); within a chunk the loop itself",
         "A start that products have found and the end of the chunk before are sums of the same terms, "
         "so they differ by roundoffs of the sum of their absolute values. Where they differ by more "
-        "the chunk is walked again from that end. The check needs to look at the numbers, so it is "
-        "made on the CPU.",
+        "the chunk is walked again from that end. Without kernels this check needs to look at the "
+        "numbers, so it is made on the CPU; the fused kernels make it on the device, forwards and "
+        "backwards, with the sizes of what the start was summed from for \\(\\sigma_t\\).",
         "States that walk over 42 orders of magnitude in float32 and 320 in float64, scalars and "
         "blocks of two, in both directions; and prefixes and rows of them beside other numbers; on the "
         "CPU a delta rule whose decays walk so, and one that overflows before a reset. Once "

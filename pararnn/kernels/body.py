@@ -100,11 +100,16 @@ class Body(Constant):
         self.reduced = constant(reduced(spec))
         self.coefficients = constant(spec.factorization.n_state)
         self.graded, self.rest = constant(grads[0]), constant(grads[1] and others > 0)
-        # A chunk's record: start, end, product, and largest states (a linear recurrence compares
-        # states to themselves); backwards, the size of the cotangents.
+        # A chunk's record: start, end, product, and largest states, or in a linear recurrence the
+        # terms that the start is a sum of. Backwards, start and end as they were corrected, the
+        # terms, and the size of the cotangents.
+        again = 0 if reduced(spec) else 2 * slots + len(product)
         self.entries, self.pasts = constant(len(product)), constant(0 if linear else slots)
-        self.rows = constant(2 * slots + len(product) + self.pasts.value)
-        self.rows_back = constant(2 * slots + len(product) + (not reduced(spec)))
+        self.terms_at = constant(2 * slots + len(product))
+        self.rows = constant(self.terms_at.value + slots)
+        self.used_at = constant(again)
+        self.terms_back_at = constant(again + 2 * slots if again else self.terms_at.value)
+        self.rows_back = constant(self.terms_back_at.value + slots * linear + (again > 0))
         # Where things are. Inputs are the drives (one tensor, or one each), time gaps, resets.
         wide = len(projected) if apart else 1
         self.tensors = constant(wide)

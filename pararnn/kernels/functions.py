@@ -300,10 +300,17 @@ def jump(new, old):
 
 
 @triton.jit
+def least_of(like):
+    """The least normal number."""
+    least: tl.constexpr = 2.3e-308 if like.dtype == tl.float64 else 1.2e-38
+    return least
+
+
+@triton.jit
 def sized(state, past):
     """What a difference of states is compared to: the state, or the largest of those that led to it,
     which count 1 at most (:mod:`pararnn.solvers.scale`); never a constant."""
-    least: tl.constexpr = 2.3e-308 if state.dtype == tl.float64 else 1.2e-38
+    least = least_of(state)
     return tl.maximum(tl.maximum(tl.abs(state), tl.where(past < 1, past, 1.0)), least)
 
 

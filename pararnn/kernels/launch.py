@@ -15,8 +15,9 @@ from ..spec import Spec
 from .body import Shape, body, shape
 from .plan import Plan
 from .reduce import chain, reduce, reduce_back
+from .repair import repair, repair_back
 from .support import channels
-from .walk import correct, decode, forward, repair
+from .walk import correct, decode, forward
 from .walk_back import adjoint_chunks, readjoint
 
 STATE = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -159,6 +160,8 @@ def run_adjoint(
     adjoint_chunks[grid](*common, plan.warmup, plan.tol, SEVERAL=several, **fixed)
     if several and not reduced:
         readjoint[grid](*common, plan.tol, PART=u.dtype == problem.dtype, **fixed)
+    if several:
+        repair_back[(blocks,)](*common, plan.tol, **fixed)
     return bars, dt_bar, h0_bar, w_bar.sum((0, 2))
 
 

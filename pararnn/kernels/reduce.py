@@ -230,6 +230,36 @@ def finite_size(state, lane):
     return most
 
 
+@triton.jit
+def graded(values, all):
+    """Absolute values; where one is not much smaller than the largest, that one, which an operator
+    that turns the state rounds it like."""
+    most = tl.abs(all[0])
+    for i in tl.static_range(1, len(all)):
+        most = tl.maximum(most, tl.abs(all[i]))
+    least: tl.constexpr = 8e-25 if most.dtype == tl.float64 else 1e-12
+    out = ()
+    for i in tl.static_range(len(values)):
+        size = tl.abs(values[i])
+        out = out + (tl.where(size < least * most, size, most),)
+    return out
+
+
+@triton.jit
+def terms_of(end, jac, state, body: tl.constexpr, BACK: tl.constexpr):
+    """The sum of absolute values that a start is rounded by: of ``end + jac · state``."""
+    out = graded(end, end)
+    for k in tl.static_range(body.slots):
+        column = column_of(jac, k, body, BACK)
+        column = graded(column, column)
+        total = ()
+        for i in tl.static_range(body.slots):
+            value = tl.where(state[k] == 0, 0.0, column[i] * tl.abs(state[k]))
+            total = total + (out[i] + value,)
+        out = total
+    return out
+
+
 @triton.jit(do_not_specialize=["B", "chunks", "blocks", "once"])
 def chain(
     edges, miss, B, chunks, blocks, once,
@@ -248,6 +278,7 @@ def chain(
         note(miss + index, 0.0)
     left = chunks - 1
     state = load_rows(here, body.slots, body.slots, N, lane)
+    terms = graded(state, state)
     following = here + tl.where(left > 1, record, 0)
     end = load_rows(following, body.slots, body.slots, N, lane & (left > 1))
     jac = load_rows(following, 2 * body.slots, body.entries, N, lane & (left > 1))
@@ -260,7 +291,9 @@ def chain(
         next_jac = load_rows(following, 2 * body.slots, body.entries, N, lane & (left > 1))
         for _ in range(once):
             store_rows(here, 0, state, N, lane, shape)
+            store_rows(here, body.terms_at, terms, N, lane, shape)
             if not BACK:
                 note(miss + chunk * blocks + index, finite_size(state, lane))
+            terms = terms_of(end, jac, state, body, BACK)
             state = add_applied(end, jac, state, body, BACK)
         end, jac = next_end, next_jac

@@ -105,6 +105,36 @@ def add_applied(target, matrix, vector, body: tl.constexpr, TRANSPOSED: tl.const
 
 
 @triton.jit
+def add_terms(target, matrix, vector, body: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """``target + |matrix| · |vector|``."""
+    out = ()
+    for i in tl.static_range(body.slots):
+        total = target[i]
+        for j in tl.static_range(body.slots):
+            if position(body, i, j, TRANSPOSED) >= 0:
+                value = tl.abs(matrix[position(body, i, j, TRANSPOSED)] * vector[j])
+                total += tl.where(vector[j] == 0, 0.0, value)
+        out = out + (total,)
+    return out
+
+
+@triton.jit
+def add(left, right):
+    out = ()
+    for i in tl.static_range(len(left)):
+        out = out + (left[i] + right[i],)
+    return out
+
+
+@triton.jit
+def add_absolute(left, right):
+    out = ()
+    for i in tl.static_range(len(left)):
+        out = out + (tl.abs(left[i]) + tl.abs(right[i]),)
+    return out
+
+
+@triton.jit
 def entries_of(dense, body: tl.constexpr):
     """The entries of a step's Jacobian that can differ from 0."""
     out = ()

@@ -1,12 +1,12 @@
-"""The kernels of the forward pass: ``forward``, ``correct``, ``repair``, and one ``decode`` step.
+"""The kernels of the forward pass: ``forward``, ``correct``, and one ``decode`` step.
 
 A lane is one channel of one sample: it carries ``S`` numbers through time and never looks at its
 neighbours. A program walks a block of lanes through one chunk of the sequence. ``forward`` walks
 every chunk from a guess (the state after a warm-up from zero), writes its states, and keeps its
 start, its end and its Jacobian product. ``correct`` makes a Newton correction of the chunk starts, by
 looking back over the chunks before; a chunk whose start moves walks again, until it meets its old
-states. ``repair`` walks what still does not fit, in the order of time. With one chunk, only
-``forward`` runs.
+states. What still does not fit is walked in the order of time (:mod:`pararnn.kernels.repair`). With
+one chunk, only ``forward`` runs.
 
 Arguments of all of them: ``inputs`` are the drives, time gaps and resets that there are, with their
 strides over samples (``batch``), time (``steps``) and channels; ``stored`` are the states to keep
@@ -20,7 +20,9 @@ import triton.language as tl
 from .functions import largest, place, sized, worst
 from .tuples import (
     absolute,
+    add_absolute,
     add_applied,
+    add_terms,
     any_far,
     channel_strides,
     choose,
@@ -210,15 +212,19 @@ def forward(
 @triton.jit
 def shift_of(here, chunk, state, past, N, lane, tol, body: tl.constexpr):
     """What a chunk's start must move by: the difference to the end of the chunk before, and those of
-    the chunks before that, each times the product of Jacobians since; that end, and its past."""
+    the chunks before that, each times the product of Jacobians since; that end, and its past. Of a
+    linear recurrence also the sum of the absolute values of what the start is then a sum of."""
     record = body.rows * N
     ends = state
     shift = jumps(state, state)
+    terms = absolute(state, body.slots if body.linear else 0)
     if chunk > 0:
         there = here - record
         ends = load_rows(there, body.slots, body.slots, N, lane)
         past = load_rows(there, 2 * body.slots + body.entries, body.pasts, N, lane)
         shift = jumps(ends, state)
+        if body.linear:
+            terms = add_absolute(ends, state)
         product = load_rows(there, 2 * body.slots, body.entries, N, lane)
         negligible = 0.0 if body.linear else tol / 16
         left = chunk - 1
@@ -227,10 +233,12 @@ def shift_of(here, chunk, state, past, N, lane, tol, body: tl.constexpr):
             there -= record
             more = jumps(load_rows(there, body.slots, body.slots, N, lane), old)
             shift = add_applied(shift, product, more, body, False)
+            if body.linear:
+                terms = add_terms(terms, product, more, body, False)
             before = load_rows(there, 2 * body.slots, body.entries, N, lane)
             product = multiply(product, before, body, "product_product")
             left -= 1
-    return shift, ends, past
+    return shift, ends, past, terms
 
 
 @triton.jit
@@ -279,8 +287,8 @@ def correct(
     b, d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
     N = tl.cast(B, tl.int64) * shape.width
     noted = miss + (k * chunks + chunk) * blocks + index
-    active = k == 0
-    if k > 0:
+    active = (k == 0) | body.linear  # the repair of a linear recurrence looks at all
+    if (k > 0) & (not body.linear):
         active = worst(miss + (k - 1) * chunks * blocks + index, chunks, blocks) > tol
     if active:
         begin = tl.cast(chunk, tl.int64) * L
@@ -290,7 +298,7 @@ def correct(
         end = load_rows(here, body.slots, body.slots, N, lane)
         jac = load_rows(here, 2 * body.slots, body.entries, N, lane)
         past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
-        shift, before, before_past = shift_of(here, chunk, start, past, N, lane, tol, body)
+        shift, before, before_past, terms = shift_of(here, chunk, start, past, N, lane, tol, body)
         missed = mismatch(shift, before, before_past, start, lane, body)
         loose = lane & any_far(shift, before, before_past, tol, body)
         if tl.max(loose.to(tl.int32)) > 0:
@@ -317,71 +325,9 @@ def correct(
         store_rows(here, 0, start, N, lane, shape)
         store_rows(here, body.slots, end, N, lane, shape)
         store_rows(here, 2 * body.slots, jac, N, lane, shape)
-        store_rows(here, 2 * body.slots + body.entries, past, N, lane, shape)
+        store_rows(here, body.terms_at, terms if body.linear else past, N, lane, shape)
     else:
         note(noted, 0.0)
-
-
-@triton.jit
-def lost(shift, loose, body: tl.constexpr):
-    """Of loose lanes, those to repair. An exact correction leaves only those in which a start, or the
-    end before it, is not finite: where a product overflowed, or underflowed and hid that a chunk far
-    before is not finite."""
-    if body.linear:
-        kept = tl.abs(shift[0]) < float("inf")
-        for i in tl.static_range(1, body.slots):
-            kept = kept & (tl.abs(shift[i]) < float("inf"))
-        return loose & (kept == 0)
-    else:
-        return loose
-
-
-@triton.jit(do_not_specialize=["B", "T", "L", "chunks", "blocks", "once", "k"])
-def repair(
-    inputs, h0, weights, batch, strides, channels, stored, final, edges, miss,
-    B, T, L, chunks, blocks, once, k, tol,
-    body: tl.constexpr, shape: tl.constexpr, MEET: tl.constexpr,
-):  # fmt: skip
-    """Walk again, in the order of time, every chunk that does not start where the one before
-    ends; row k of miss gets their number."""
-    index = tl.program_id(0)
-    b, d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
-    N = tl.cast(B, tl.int64) * shape.width
-    steps = time_strides(strides, body, shape)
-    columns = channel_strides(channels, shape)
-    w = load_params(weights, d, lane, body, shape)
-    total = 0
-    broken = 3e38 if body.linear else tol
-    if worst(miss + (k - 1) * chunks * blocks + index, chunks, blocks) > broken:
-        record = body.rows * N
-        here = edges + lanes
-        if not body.reduced:
-            here += (k % 2) * chunks * record
-        ends = load_rows(here, body.slots, body.slots, N, lane)
-        before_past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
-        for chunk in range(1, chunks):
-            here += record
-            start = load_rows(here, 0, body.slots, N, lane)
-            end = load_rows(here, body.slots, body.slots, N, lane)
-            past = load_rows(here, 2 * body.slots + body.entries, body.pasts, N, lane)
-            shift = jumps(ends, start)
-            loose = lane & any_far(shift, ends, before_past, tol, body)
-            loose = lost(shift, loose, body)
-            if tl.max(loose.to(tl.int32)) > 0:
-                total += 1
-                begin = tl.cast(chunk, tl.int64) * L
-                state = choose(loose, ends, start)
-                at = placed(inputs, batch, steps, columns, b, d, begin, body)
-                out = placed_states(stored, b, d, begin, T, body, shape)
-                n = tl.minimum(L, T - begin).to(tl.int32)
-                state, jac, past, met = walk(
-                    state, w, at, out, steps, columns, lane, n, True, once, tol,
-                    body, shape, False, MEET,
-                )  # fmt: skip
-                end = choose(met, end, state)
-            ends, before_past = end, past
-        store_slots(final, ends, b, d, lane, body, shape)
-    note(miss + k * chunks * blocks + index, total)
 
 
 @triton.jit(do_not_specialize=["B"])

@@ -15,7 +15,10 @@ import triton.language as tl
 from .functions import far, place
 from .memory import put, read, write_if
 from .tuples import (
+    add,
+    add_absolute,
     add_applied,
+    add_terms,
     channel_strides,
     choose,
     clear,
@@ -415,16 +418,24 @@ def adjoint_chunks(
             steps, columns, grad_step, channel, bar_step, lane, count, t.to(tl.int32),
             True, once, 0.0, body, shape, False, False,
         )  # fmt: skip
+        if SEVERAL:
+            here = edges + chunk * (body.rows_back * N) + lanes
+            store_rows(here, body.slots, cotangent, N, lane, shape)
     store_sums(h0_bar, w_bar, cotangent, sums, b, d, lanes, lane, chunk, N, body, shape)
 
 
 @triton.jit
 def shift_back_of(here, chunk, chunks, cotangent, N, lane, body: tl.constexpr):
     """What enters a chunk on the right must change by: the differences of the chunks on the right,
-    each times the product of Jacobians between."""
+    each times the product of Jacobians between. Of a linear recurrence also the sum of the absolute
+    values of what it is then a sum of."""
     record = body.rows_back * N
     there = here + record
-    shift = jumps(load_rows(there, body.slots, body.slots, N, lane), cotangent)
+    ends = load_rows(there, body.slots, body.slots, N, lane)
+    shift = jumps(ends, cotangent)
+    terms = ()
+    if body.linear:
+        terms = add_absolute(ends, cotangent)
     product = load_rows(there, 2 * body.slots, body.entries, N, lane)
     right = chunk + 1
     while (right < chunks - 1) & (peak(product, lane) > 0):
@@ -432,10 +443,12 @@ def shift_back_of(here, chunk, chunks, cotangent, N, lane, body: tl.constexpr):
         there += record
         more = jumps(load_rows(there, body.slots, body.slots, N, lane), old)
         shift = add_applied(shift, product, more, body, True)
+        if body.linear:
+            terms = add_terms(terms, product, more, body, True)
         after = load_rows(there, 2 * body.slots, body.entries, N, lane)
         product = multiply(after, product, body, "product_product")
         right += 1
-    return shift
+    return shift, terms
 
 
 @triton.jit
@@ -463,12 +476,16 @@ def readjoint(
     chunk = tl.program_id(0) // blocks
     b, d, lanes, lane = place(index, B, shape.width, shape.block, shape.aligned)
     N = tl.cast(B, tl.int64) * shape.width
+    here = edges + tl.cast(chunk, tl.int64) * (body.rows_back * N) + lanes
+    end = load_rows(here, body.slots, body.slots, N, lane)
     if chunk < chunks - 1:
-        here = edges + tl.cast(chunk, tl.int64) * (body.rows_back * N) + lanes
         cotangent = load_rows(here, 0, body.slots, N, lane)
         size = tl.load(here + (body.rows_back - 1) * N, mask=lane, other=1.0)
-        shift = shift_back_of(here, chunk, chunks, cotangent, N, lane, body)
+        shift, terms = shift_back_of(here, chunk, chunks, cotangent, N, lane, body)
         loose = lane & loose_back(shift, cotangent, size, tol, body)
+        used = choose(loose, add(cotangent, shift), cotangent)
+        store_rows(here, body.used_at, used, N, lane, shape)
+        store_rows(here, body.terms_back_at, terms, N, lane, shape)
         if tl.max(loose.to(tl.int32)) > 0:
             steps = time_strides(strides, body, shape)
             columns = channel_strides(channels, shape)
@@ -477,15 +494,9 @@ def readjoint(
             channel = grad_channel(grad_strides, body, shape)
             bar_step = bar_steps(gap_bar, body, shape)
             first = load_slots(h0, b, d, lane, body, shape)
-            entering = ()
-            for i in tl.static_range(body.slots):
-                # The backward pass is linear: the correction walks by itself, and is added. To add
-                # to rounded numbers would round them twice: then all is walked again.
-                if PART:
-                    entering = entering + (tl.where(loose, shift[i], 0.0),)
-                else:
-                    value = tl.where(loose, cotangent[i] + shift[i], cotangent[i])
-                    entering = entering + (value,)
+            # The backward pass is linear: the correction walks by itself, and is added. To add
+            # to rounded numbers would round them twice: then all is walked again.
+            entering = choose(loose, shift, zeros(body.slots, shape)) if PART else used
             floor = 0 * size if body.linear else tol * tol * size
             t = tl.cast(chunk, tl.int64) * L + L - 1
             cotangent, jac, peak_size, sums = walk_back(
@@ -497,6 +508,7 @@ def readjoint(
                 steps, columns, grad_step, channel, bar_step, lane, L + tl.zeros([], tl.int32),
                 t.to(tl.int32), True, once, floor, body, shape, False, PART,
             )  # fmt: skip
+            end = add(end, cotangent) if PART else cotangent
             if PART:
                 whole = ()
                 for i in tl.static_range(body.params):
@@ -510,3 +522,4 @@ def readjoint(
                         total = total + (cotangent[i] + read(at, lane),)
                     cotangent = total
             store_sums(h0_bar, w_bar, cotangent, sums, b, d, lanes, lane, chunk, N, body, shape)
+    store_rows(here, body.used_at + body.slots, end, N, lane, shape)

@@ -7,12 +7,14 @@ and inputs.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import linecache
 import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 import torch
@@ -73,10 +75,10 @@ MUTANTS = (
     Mutant("mismatch not recorded", r"note\(noted, missed\)", "note(noted, 0.0)", "walk.correct", REPAIRED),
     Mutant("stops at the first block", r"met = tl.max\(.*", "met = n < 99", "walk.walk", several(length=5, T=10, scale=1.5)),
     # the repair
-    Mutant("no repair", r"> broken:", "> 99.0:", "walk.repair", REPAIRED),
-    Mutant("only one chunk repaired", r"> 0:\n                total", "> total:\n                total", "walk.repair", REPAIRED),
-    Mutant("repair leaves the final state", r"store_slots\(final[^\n]*", "pass", "walk.repair", REPAIRED),
-    Mutant("repair not counted", r"index, total\)", "index, 0.0)", "walk.repair", {**REPAIRED, "repaired": True}),
+    Mutant("no repair", r"if not good:", "if chunks < 0:", "repair.repair", REPAIRED),
+    Mutant("only one chunk repaired", r"> 0:\n                total", "> total:\n                total", "repair.repair", REPAIRED),
+    Mutant("repair leaves the final state", r"store_slots\(final[^\n]*", "pass", "repair.repair", REPAIRED),
+    Mutant("repair not counted", r"index, total\)", "index, 0.0)", "repair.repair", {**REPAIRED, "repaired": True}),
     # backward
     Mutant("cotangent of the last slot dropped", r"cotangent\[i\] \+ row\[len\(row\)[^\n]*", "cotangent[i],)", "walk_back.with_grads"),
     Mutant("cotangent of other slots dropped", r"cotangent\[i\] \+ row\[i\][^\n]*", "cotangent[i],)", "walk_back.with_grads", {"cell": TRIO}),
@@ -107,7 +109,7 @@ MUTANTS = (
     Mutant("rows not transposed", r"column = body.transpose\(", "column = body.tangent(", "reduce.reduce_step", REDUCED),
     Mutant("cotangents not reduced", r"state = with_grads\([^\n]*", "pass", "reduce.reduce_step", {**REDUCED, "grads": ("others",)}),
     Mutant("final cotangent not reduced", r"end == T", "end < 0", "reduce.reduce_back", REDUCED),
-    Mutant("the chain back is not transposed", r"state, body, BACK\)", "state, body, False)", "reduce.chain", REDUCED),
+    Mutant("the chain back is not transposed", r"(state = add_applied\([^\n]*)BACK\)", r"\1False)", "reduce.chain", REDUCED),
     Mutant("nothing enters on the right", r"if chunk < chunks - 1:", "if chunk < 0:", "walk_back.adjoint_chunks", REDUCED),
     # the printed programs
     Mutant("a sign in the step", r"1 - z", "1 + z", "programs.step"),
@@ -117,7 +119,7 @@ MUTANTS = (
 )  # fmt: skip
 
 
-MODULES = ("tuples", "walk", "walk_back", "reduce", "body", "launch")
+MODULES = ("tuples", "walk", "walk_back", "repair", "reduce", "body", "launch")
 
 
 def mutate(text: str, mutant: Mutant, function: str) -> tuple[str, int]:
@@ -166,7 +168,12 @@ def mutated(monkeypatch):
 
 
 def check(kit, case):
-    miss = kit.verify(case)
+    """Without the last kernel of the backward pass, which mends what is wrong before it, and which no
+    case needs."""
+    from pararnn.kernels import launch
+
+    with mock.patch.object(launch, "repair_back", mock.MagicMock()):
+        miss = kit.verify(case)
     if case.warmup >= case.T and miss.numel():  # guesses that are walked from the start are exact
         assert float(miss[0].max()) == 0, "repairs: a guess is off"
 
@@ -205,6 +212,27 @@ def test_an_absolute_scale_is_noticed(kit, mutated):
     assert any(mutated(Mutant("absolute scale", scale, absolute, "tuples.scale_of")))
     with pytest.raises(AssertionError, match="off by"):
         kit.verify(*small(kit))
+
+
+RANGES = (
+    ("ranges", Mutant("starts taken on trust", r"good = fits\([^)]*\)", "good = True", "repair.repair")),
+    ("ranges", Mutant("cotangents taken on trust", r"good = fits\([^)]*\)", "good = True", "repair.repair_back")),
+    ("ranges", Mutant("terms without bound", r"scale \+ least_of\(scale\)", "1e30", "repair.any_apart")),
+    ("not_finite", Mutant("cotangents not handed on", r"end = choose\(loose, found, end\)", "pass", "repair.repair_back")),
+    ("not_finite", Mutant("NaN fits", r"far\(difference, float\(.inf.\), 1.0\)", "(tl.abs(difference) > 3e38)", "repair.any_apart")),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("check", "mutant"), [pytest.param(*m, id=m[1].name) for m in RANGES])
+def test_mutants_of_the_range_are_noticed(kit, check, mutant, mutated, monkeypatch):
+    """By the checks of ``benchmarks/gpu_ranges.py``, which pass without (test_ranges.py)."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    run = getattr(importlib.import_module("gpu_ranges"), check)
+    counts = mutated(mutant)
+    more = [["a product of zero"]] if check == "ranges" else []
+    assert not all(result["good"] for result in run(4, 2, kit.DEVICE, *more))
+    assert any(counts), "the mutant no longer fits the text"
 
 
 @pytest.mark.slow
