@@ -1,4 +1,4 @@
-"""What a card says about a cell, as data that is checked and rendered elsewhere."""
+"""What a card says about a cell: records, filled from the files of this folder or by a user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIDELITY_LABELS = (
 
 @dataclass(frozen=True)
 class Source:
-    """A publication that a cell follows, and which of its equations."""
+    """A publication that a cell follows, and which of its equations; ``arxiv`` may be empty."""
 
     key: str
     authors: str
