@@ -23,7 +23,7 @@ from .rebuild import constructor_arguments, lost
 
 
 class Registered:
-    """The facts of a registered class; None of any other."""
+    """The facts of a registered class, read when they are asked for; None of any other."""
 
     def __get__(self, cell: Cell | None, kind: type[Cell]) -> Facts | None:
         from .registry import facts_of
@@ -69,9 +69,7 @@ class Cell(nn.Module):
 
     spec: Spec
     sizes: dict[str, int]
-    facts: ClassVar[Facts | None] = cast(Any, Registered())
-    """What the card of a cell says; a class may set its own. That of a registered one is read from
-    its file when it is asked for."""
+    facts: ClassVar[Facts | None] = cast(Any, Registered())  # a class may set its own
     starts_at_zero: ClassVar[bool] = True
     """Whether :meth:`init_state` is the zero state, without gradients."""
     exact_drives: ClassVar[bool] = False

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pararnn
 from pararnn import Cell, Spec, tanh
 from pararnn.cells import Facts, MinGRU, ParaGRU, get_cell
 from pararnn.cells.facts import load
@@ -183,6 +184,11 @@ def test_no_cell_is_registered_without_a_step_by_hand():
 def test_no_cell_is_registered_twice():
     with pytest.raises(ValueError, match="got two cells 'Written'; give one of them another"):
         _registered(CellEntry(Written), CellEntry(Written, settings={"bias": False}))
+
+
+def test_registered_cells_are_exported():
+    for entry in CELLS.values():
+        assert getattr(pararnn, entry.kind.__name__) is entry.kind
 
 
 def test_no_registered_cell_is_without_the_equation_of_its_source(monkeypatch):
