@@ -60,8 +60,10 @@ def equation(ctx: Context) -> None:
         ctx.within(
             f"hand-written − Spec {DIGITS} digits, {label}", error(by_hand, digits(many)), STEP
         )
-        if name in EQUATIONS:
-            paper = np.stack([written_out(name, cell, a, b) for a, b in zip(h, x, strict=True)])
+        if ctx.subject.name in EQUATIONS:
+            paper = np.stack(
+                [written_out(ctx.subject.name, cell, a, b) for a, b in zip(h, x, strict=True)]
+            )
             ctx.within(
                 f"hand-written − paper's equation, {label}", error(by_hand, digits(paper)), STEP
             )
