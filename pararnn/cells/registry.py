@@ -52,7 +52,7 @@ class CellEntry:
 
     kind: type[Cell]
     variant: str = ""
-    settings: Settings = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict, hash=False)
     label: tuple[str, ...] = ()
     width: int = 6
     sizes: Callable[[int, Settings], Settings] = lambda width, settings: {"d_h": width}

@@ -216,3 +216,7 @@ def test_settings_of_a_variant_can_be_changed():
     assert entry.factory(3, 2, block_size=6).d_h == 12
     assert get_cell("ParaM2RNN").factory(v_dim=7).state_shape == (3, 7)
     assert get_cell("DeltaMinGRU[nh=2]").factory(width=5).state_shape == (2, 5, 6)
+
+
+def test_entries_can_be_kept_in_a_set():
+    assert len(set(CELLS.values())) == len(CELLS)
