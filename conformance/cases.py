@@ -7,7 +7,6 @@ makes it again, on any machine.
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 from dataclasses import dataclass
@@ -122,9 +121,9 @@ def drawn(case: Case, cell: Any = None) -> Problem:
         return torch.randn(shape, generator=g, dtype=torch.float64)
 
     if cell is None:
-        factory = pararnn.get_cell(case.cell).factory
-        heads = "n_heads" in inspect.signature(factory).parameters
-        cell = factory(2, case.width * (2 if heads else 1))
+        entry = pararnn.get_cell(case.cell)
+        heads = entry.settings.get("mix") == "head"
+        cell = entry.factory(2, case.width * (2 if heads else 1))
     if "max_recurrent_norm" in cell.hyperparameters():
         cell = cell.rebuilt(max_recurrent_norm=None)
     cell = cell.to(dtype)

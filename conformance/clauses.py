@@ -44,8 +44,9 @@ CLAUSES: tuple[Clause, ...] = (
         "regime, with everything near zero, catches a `tanh` that cancels, such as "
         "\\(2\\sigma(2x) - 1\\); the third, with gates open or shut, one that cancels there, such as "
         "\\(\\sqrt{1 - a^2}\\).",
-        "Compares the three in float64 and at 50 digits. A cell without a hand-written "
-        "`recurrence` has no second source: reported as skipped.",
+        "Compares the three in float64 and at 50 digits. An own cell without a hand-written "
+        "`recurrence` has no second source: reported as skipped. A cell of the library without "
+        "one cannot be registered, and without the paper's equation it fails.",
     ),
     Clause(
         2,

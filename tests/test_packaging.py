@@ -6,7 +6,10 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
 
 import pararnn
 
@@ -38,3 +41,14 @@ def test_every_pin_is_exact():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
     assert any(pin.startswith("torch==") for pin in pins)
+
+
+def test_the_wheel_has_the_facts(tmp_path):
+    """Data beside the code is in the wheel, too: a card can be read from an installed package."""
+    builder = pytest.importorskip("hatchling.builders.wheel")
+    (wheel,) = builder.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    data = {p.relative_to(ROOT).as_posix() for p in (ROOT / "pararnn").rglob("*.toml")}
+    assert len(data) > 12
+    assert data <= held

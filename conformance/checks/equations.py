@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import pararnn
+
 from ..context import Context, NotApplicable, box, error
 from ..reference import DIGITS, EQUATIONS, advance, jacobians, written_out
 from ..reference import drives as packed
@@ -33,6 +35,12 @@ def digits(value: object) -> Tensor:
 def equation(ctx: Context) -> None:
     cell = ctx.cell()
     spec = ctx.spec_of(cell)
+    name = ctx.subject.name
+    ctx.require(
+        name in EQUATIONS or name not in pararnn.cell_names(),
+        f"got no equation of {name}, expected that of its source, written out scalar by scalar; "
+        "put it into EQUATIONS of conformance/reference.py",
+    )
     if getattr(cell, "recurrence", None) is None:
         raise NotApplicable("the cell has no hand-written recurrence: no second source to compare")
     labels = {1.0: "usual", 1e-6: "near zero", 30.0: "saturated"}

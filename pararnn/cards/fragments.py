@@ -1,7 +1,8 @@
-"""Writes the generated pieces of the site: the parts of every registered card, and the tables."""
+"""Writes the generated pieces of the site: a file for every registered card, and the tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..cells.facts import Source
@@ -21,20 +22,29 @@ def cards() -> list[Card]:
 
 
 def write_fragments(directory: Path) -> None:
-    """Write ``<slug>/<part>.md`` for every card, ``catalog.md``, and the DRM's tables of variants."""
+    """Write a file ``<slug>.md`` for every card, ``catalog.md``, and ``drm_variants.md``.
+
+    A page includes the sections of its card's file one by one, between its own text.
+    """
     every = cards()
-    for c in every:
-        folder = directory / c.slug
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, part in parts_of(c).items():
-            (folder / f"{name}.md").write_text(part(c), encoding="utf-8")
-    (directory / "catalog.md").write_text(catalog(every), encoding="utf-8")
-    for rows, name, caption in (
-        (VARIANTS, "variants", "Variants of the DRM"),
-        (CONTROLS, "controls", "Controls of the DRM that were not published"),
-    ):
-        text = variants(rows, caption)
-        (directory / "drm" / f"{name}.md").write_text(text, encoding="utf-8")
+    files = {c.slug: sections({n: part(c) for n, part in parts_of(c).items()}) for c in every}
+    files["catalog"] = catalog(every)
+    files["drm_variants"] = sections(
+        {
+            "variants": variants(VARIANTS, "Variants of the DRM"),
+            "controls": variants(CONTROLS, "Controls of the DRM that were not published"),
+        }
+    )
+    for name, text in files.items():
+        (directory / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def sections(parts: Mapping[str, str]) -> str:
+    """Markdown with marks around every part, by which a page can include it."""
+    return "\n".join(
+        f"<!-- --8<-- [start:{name}] -->\n{text}<!-- --8<-- [end:{name}] -->\n"
+        for name, text in parts.items()
+    )
 
 
 HEADER = """\

@@ -1,4 +1,4 @@
-"""The parts of a card as Markdown for the site, each a file that a page includes."""
+"""The parts of a card as Markdown for the site, each a section that a page includes."""
 
 from __future__ import annotations
 

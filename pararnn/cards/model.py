@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -105,7 +105,7 @@ class Row:
     path: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """Everything that a card says. Without Facts (a user's own cell) the sources, deviations and
     prose are empty and the table of symbols is derived.
@@ -116,15 +116,15 @@ class Card:
 
     title: str
     slug: str
-    family: str
-    summary: str
-    fidelity: tuple[str, ...]
-    sources: tuple[Source, ...]
+    family: str = "own cell"
+    summary: str = ""
+    fidelity: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
     symbols: tuple[Symbol, ...]
-    deviations: tuple[Deviation, ...]
-    parallel_path: str
+    deviations: tuple[Deviation, ...] = ()
+    parallel_path: str = ""
     numerics: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     variants: tuple[Variant, ...]
     equations: tuple[NumberedEquation, ...]
     part: Part | None = None
@@ -225,22 +225,7 @@ def _part_card(part: Part) -> Card:
         equations += numbered
         if isinstance(item, Spec) and item.needs_state:
             variants.append(Variant(part.name, "", part.fidelity, item, numbered))
-    return Card(
-        title=part.title,
-        slug=part.slug,
-        family=part.family,
-        summary=part.summary,
-        fidelity=part.fidelity,
-        sources=part.sources,
-        symbols=part.symbols,
-        deviations=part.deviations,
-        parallel_path=part.parallel_path,
-        numerics=part.numerics,
-        notes=part.notes,
-        variants=tuple(variants),
-        equations=equations,
-        part=part,
-    )
+    return Card(**_stated(part), variants=tuple(variants), equations=equations, part=part)
 
 
 def _registered(name: str) -> Card:
@@ -284,21 +269,14 @@ def _card(title: str, facts: Facts | None, parts: list[tuple[Any, ...]]) -> Card
         equations += numbered
         variants.append(Variant(name, option, fidelity, spec, numbered))
     spec = variants[0].spec
-    return Card(
-        title=title,
-        slug=slug,
-        family=facts.family if facts else "own cell",
-        summary=facts.summary if facts else "",
-        fidelity=facts.fidelity if facts else (),
-        sources=facts.sources if facts else (),
-        symbols=(facts.symbols if facts else ()) or derived_symbols(spec),
-        deviations=facts.deviations if facts else (),
-        parallel_path=facts.parallel_path if facts else "",
-        numerics=(facts.numerics if facts else "") or _box(spec),
-        notes=facts.notes if facts else (),
-        variants=tuple(variants),
-        equations=equations,
-    )
+    stated = {"title": title, "slug": slug} | (_stated(facts) if facts else {})
+    stated["symbols"] = stated.get("symbols") or derived_symbols(spec)
+    stated["numerics"] = stated.get("numerics") or _box(spec)
+    return Card(**stated, variants=tuple(variants), equations=equations)
+
+
+def _stated(facts: Facts) -> dict[str, Any]:
+    return {f.name: getattr(facts, f.name) for f in fields(Facts)}
 
 
 def _box(spec: Spec) -> str:

@@ -1,4 +1,7 @@
-"""One file a cell: its Spec, its module with the hand-written step, and its card's facts."""
+"""One file a cell, its Spec and its module with the hand-written step, and one of its card's facts.
+
+They are registered in :mod:`.registry`.
+"""
 
 from .cell import Cell
 from .delta_min_gru import DeltaMinGRU

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,15 @@ from ..spec import Spec
 from .entry import takes_run
 from .facts import Facts
 from .rebuild import constructor_arguments, lost
+
+
+class Registered:
+    """The facts of a registered class, read when they are asked for; None of any other."""
+
+    def __get__(self, cell: Cell | None, kind: type[Cell]) -> Facts | None:
+        from .registry import facts_of
+
+        return facts_of(kind)
 
 
 class Cell(nn.Module):
@@ -57,7 +66,7 @@ class Cell(nn.Module):
 
     spec: Spec
     sizes: dict[str, int]
-    facts: ClassVar[Facts | None] = None
+    facts: ClassVar[Facts | None] = cast(Any, Registered())  # a class may set its own
     starts_at_zero: ClassVar[bool] = True
     """Whether :meth:`init_state` is the zero state, without gradients."""
     exact_drives: ClassVar[bool] = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,8 +15,6 @@ from .. import _checks as checks
 from .._precision import exactly
 from ..scan import delta_scan
 from ..spec import Spec, maximum, sigmoid
-from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, GRU_D, INPUT, PAPER
 from .mixer import Mixer, decay_stage
 
 EPSILON = 1e-12
@@ -250,143 +247,3 @@ class DeltaMinGRU(Mixer):
 
     def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.through(self.drives(x), start, dt=gaps)
-
-    facts = Facts(
-        title="DeltaMinGRU",
-        slug="delta_min_gru",
-        family="linear scan",
-        fidelity=("research-variant", "paper-core"),
-        summary="Heads with a matrix state that the delta rule corrects, once or nh times a step: "
-        "the recurrence of DeltaNet and DeltaProduct, as a mixer like those of the minimal GRUs.",
-        sources=(
-            Source(
-                key="schlag2021linear",
-                authors="Schlag, Irie, Schmidhuber",
-                title="Linear Transformers Are Secretly Fast Weight Programmers",
-                venue="ICML 2021",
-                year=2021,
-                arxiv="2102.11174",
-                equations="the update rule of section 4.2: a fast weight matrix is corrected "
-                "towards a value, with a step size that the input gives",
-                bibtex="""@inproceedings{schlag2021linear,
-  title     = {Linear Transformers Are Secretly Fast Weight Programmers},
-  author    = {Schlag, Imanol and Irie, Kazuki and Schmidhuber, J{\\"u}rgen},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2021},
-  eprint    = {2102.11174},
-  archivePrefix = {arXiv}
-}""",
-            ),
-            Source(
-                key="yang2024parallelizing",
-                authors="Yang, Wang, Zhang, Shen, Kim",
-                title="Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
-                venue="NeurIPS 2024",
-                year=2024,
-                arxiv="2406.06484",
-                equations="the recurrence of section 2.2 and the chunkwise form of section 3",
-                bibtex="""@inproceedings{yang2024parallelizing,
-  title     = {Parallelizing Linear Transformers with the Delta Rule over Sequence Length},
-  author    = {Yang, Songlin and Wang, Bailin and Zhang, Yu and Shen, Yikang and Kim, Yoon},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2024},
-  eprint    = {2406.06484},
-  archivePrefix = {arXiv}
-}""",
-            ),
-            Source(
-                key="siems2025deltaproduct",
-                authors="Siems, Carstensen, Zela, Hutter, Pontil, Grazzi",
-                title="DeltaProduct: Improving State-Tracking in Linear RNNs via Householder "
-                "Products",
-                venue="arXiv:2502.10297",
-                year=2025,
-                arxiv="2502.10297",
-                equations="several steps of the delta rule for one token, each with a key, a value "
-                "and a step size in (0, 2) of its own",
-                bibtex="""@article{siems2025deltaproduct,
-  title   = {{DeltaProduct}: Improving State-Tracking in Linear {RNNs} via Householder Products},
-  author  = {Siems, Julien and Carstensen, Timur and Zela, Arber and Hutter, Frank and Pontil, Massimiliano and Grazzi, Riccardo},
-  journal = {arXiv preprint arXiv:2502.10297},
-  year    = {2025},
-  eprint  = {2502.10297},
-  archivePrefix = {arXiv}
-}""",
-            ),
-            replace(
-                PAPER,
-                equations="none: the layer takes the place of a minimal GRU in that paper's "
-                "architecture",
-            ),
-            GRU_D,
-        ),
-        symbols=(
-            INPUT,
-            Symbol("H_t", "(B, n_heads, d_k, d_v)", "state; K = d_k, V = d_v; zero at the start"),
-            Symbol("q_t", "(B, n_heads, d_k)", "query: what is read, as it is"),
-            Symbol("u_{k,t}, k_t", "(B, n_heads, d_k)", "key, and key of norm 1"),
-            Symbol("v_t", "(B, n_heads, d_v)", "value: what the key is to read from now on"),
-            Symbol(r"\beta_t", "(B, n_heads)", "step size in (0, 2); 1 replaces, near 2 reflects"),
-            Symbol(
-                "c_t, a_t, e_t",
-                "(B, n_heads), (B, n_heads, d_k), (B, n_heads)",
-                "scale of a key beyond 1e12, for its square to be in range, else 1; the key so scaled, "
-                "and the least norm that it is divided by",
-            ),
-            Symbol("S_{j,t}", "(B, n_heads, d_k, d_v)", "state after micro-step j; j = 0: decayed"),
-            Symbol(
-                "o_t", "(B, n_heads, d_v)", "what a head reads; the layer's output is W_o o + b_o"
-            ),
-            Symbol("W_*, w_*, b_*", "(…, d_in), (…,)", "input weights, packed in one Linear"),
-            Symbol("W_o, b_o", "(d_h, n_heads d_v), (d_h,)", "output projection"),
-            Symbol(r"\Delta t_t", "(B,)", "time before step t, not negative; only with a decay"),
-            Symbol(r"\gamma_t", "(B, n_heads)", "what time leaves of the state; only with a decay"),
-            Symbol(
-                r"\lambda, \rho",
-                "(n_heads,)",
-                "rate of the decay: softplus(ρ) if learned, else one constant",
-            ),
-        ),
-        deviations=(
-            Deviation(
-                "q, u, v and the logit of β are affine in x_t, with biases",
-                "the papers' layers have a short causal convolution and SiLU before them, and "
-                "norms, gates and other heads around the recurrence",
-                "this layer alone is neither DeltaNet nor DeltaProduct",
-                "equation",
-            ),
-            Deviation(
-                "Queries are not normalised; keys are, by max(norm, 1e-12)",
-                "a scale of the query is one of the output, which the projection can undo",
-                "the scale of the output follows that of the query; a zero key writes nothing and "
-                "has a gradient of zero",
-                "equation",
-            ),
-            Deviation(
-                "β = 2σ(·) for every nh",
-                "DeltaNet has β in (0, 1), whose transitions have no negative eigenvalue and so "
-                "cannot count modulo 2; DeltaProduct allows both",
-                "nh=1 is DeltaNet with the longer interval",
-                "equation",
-            ),
-            Deviation(
-                "No norm of the output",
-                "DeltaNet has one before the output projection",
-                "the output is W_o o + b_o",
-                "equation",
-            ),
-            replace(DECAY, what=DECAY.what.replace("transition", "state, once a step,")),
-        ),
-        parallel_path="Chunks of tokens. Inside one, all writes follow from one unit triangular "
-        "system, which is solved for all chunks at once; chunk starts follow one from the other. "
-        "The layer needs no states in between. A solve that asks for them has one left "
-        "multiplication a head as exact Jacobian.",
-        numerics="The transition of a micro-step has norm 1, for every key and β: what is written "
-        "is neither lost nor grows by itself. Near β = 2 it is a reflection, and errors of all "
-        "steps add up, as they do in any sum. Keys and step sizes are computed in float32 at least.",
-        notes=(
-            "The rate of a decay is one constant (decay='fixed') or softplus(ρ), with one trained ρ "
-            "a head (decay='learnable'). The first gap counts like any other.",
-            "A cycle of n elements needs n - 1 reflections: nh=1 alone tracks swaps.",
-        ),
-    )

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .. import _checks as checks
 from ..spec import Spec, cos, sigmoid, sin
-from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, VANILLA
 from .mixer import decay_stage
 from .rotation_min_gru import LearnedStart
 
@@ -139,76 +137,3 @@ class GivensMinGRU(LearnedStart):
     def hyperparameters(self) -> dict[str, Any]:
         own = {"block_size": self.block_size, "rounds": self.rounds}
         return super().hyperparameters() | own
-
-    facts = Facts(
-        title="GivensMinGRU",
-        slug="givens_min_gru",
-        family="linear scan",
-        fidelity=("research-variant",),
-        summary="Minimal GRU over blocks whose transition is orthogonal: rounds of plane rotations "
-        "in a brick wall, with angles from the input.",
-        sources=(
-            VANILLA,
-            Source(
-                key="jing2017tunable",
-                authors="Jing, Shen, Dubcek, Peurifoy, Skirlo, LeCun, Tegmark, Soljačić",
-                title="Tunable Efficient Unitary Neural Networks (EUNN) and their Application to "
-                "RNNs",
-                venue="ICML 2017",
-                year=2017,
-                arxiv="1612.05231",
-                equations="the layout of plane rotations in layers that alternate between "
-                "neighbouring pairs",
-                bibtex="""@inproceedings{jing2017tunable,
-  title     = {Tunable Efficient Unitary Neural Networks ({EUNN}) and their Application to {RNNs}},
-  author    = {Jing, Li and Shen, Yichen and Dubcek, Tena and Peurifoy, John and Skirlo, Scott and LeCun, Yann and Tegmark, Max and Solja{\\v{c}}i{\\'c}, Marin},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2017},
-  eprint    = {1612.05231},
-  archivePrefix = {arXiv}
-}""",
-            ),
-            GRU_D,
-        ),
-        symbols=(
-            INPUT,
-            Symbol("h_{i,t}", "(B, d_h / k)", "number i of every block; slot i of k = block_size"),
-            Symbol(r"\theta_{q,t}", "(B, d_h / k)", "angles, round after round, k / 2 a round"),
-            Symbol("g_{r,i,t}", "(B, d_h / k)", "number i of every block after round r"),
-            Symbol(
-                "W_*, b_*", "(d_h / k, d_in), (d_h / k,)", "input weights, packed in one Linear"
-            ),
-            *DECAY_SYMBOLS,
-        ),
-        deviations=(
-            Deviation(
-                "The transition is a product of plane rotations in blocks of block_size channels",
-                "the paper's 1 - z is one positive number a channel, which commutes with all others",
-                "another recurrence: nothing of the old state is forgotten or scaled; two angles a "
-                "number of the state more for every four rounds",
-                "equation",
-            ),
-            Deviation(
-                "Angles are real rotations by affine functions of the input; the last pair of an odd "
-                "round joins the ends of a block",
-                "EUNN has fixed, complex rotations and open ends",
-                "the transition depends on the input; every round turns every channel",
-                "orthogonality",
-            ),
-            DECAY,
-        ),
-        parallel_path="One affine scan over time in blocks: the Jacobian does not contain the state, "
-        "so one iteration is exact. Chunks carry their k × k products; no step forms one.",
-        numerics="Nothing is forgotten, roundings neither. One step of R rounds is off by at most "
-        "(6 R + 9) u of the largest norm of the block so far (u = 6e-8 in float32: half an ulp a "
-        "product or sum, one ulp a sine), so T steps by T times as much. Angles that vary make "
-        "these errors independent, and their sum is about u √(R T): 3e-5 of the norm for R = 3 and "
-        "T = 100,000, by any path, the loop over steps too. Use float64, or a decay, where more "
-        "digits must last so long.",
-        notes=(
-            "The flat state is slot-major: number i of block j is at i·(d_h / k) + j. For states that "
-            "are block after block, permute.",
-            DECAY_NOTE.replace("a channel", "a block"),
-            "det A = 1: no reflections. With few rounds not every rotation can be reached.",
-        ),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,37 +10,7 @@ from torch import Tensor, nn
 
 from .. import _checks as checks
 from ..spec import Spec, positive, sigmoid
-from .facts import Deviation, Facts, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, ONE_SCAN, PAPER, WEIGHTS
 from .mixer import Mixer, decay_stage, faded
-
-POSITIVE = Symbol("g(x)", "scalar", "x + 1/2 for x ≥ 0, σ(x) below; continuous, above 0")
-
-LINEAR_SPACE = Deviation(
-    "The scan runs on h, not on log h",
-    "all terms are positive, so nothing cancels; a cumulative sum of logarithms over "
-    "the whole sequence loses digits as it grows",
-    "none on the recurrence; more digits for long sequences",
-    "agreement",
-)
-
-KINK = Deviation(
-    "The derivative of g at 0 is 1, that from the right",
-    "g has a kink there; the paper's logarithm of g has derivative 0 at it, because it "
-    "is written with a relu",
-    "a start g(h0_pre) that begins at h0_pre = 0 can be trained",
-    "gradients",
-)
-
-EXACT_START = Deviation(
-    "A given h_0 is the state itself; the default is 1/2 everywhere, or g of a learned vector that "
-    "starts at 0",
-    "the paper leaves the start open, or trains nothing at it",
-    "none on the recurrence; h_0 must not be negative",
-    "errors",
-)
-
-ZERO_RESET = "A reset restarts from the zero state, not from the default start of 1/2."
 
 
 @cache
@@ -150,44 +119,3 @@ class MinGRU(PositiveMixer):
     def recurrence(self, h: Tensor, *given: Tensor) -> Tensor:
         (u_z, u_h), gamma = self.apart(given)
         return torch.sigmoid(-u_z) * gamma * h + torch.sigmoid(u_z) * candidate(u_h)
-
-    facts = Facts(
-        title="MinGRU",
-        slug="min_gru",
-        family="linear scan",
-        fidelity=("paper-faithful",),
-        summary="Minimal GRU of Feng et al. with gates that see the input only, so that it is linear "
-        "in its state: one scan solves it. States are positive.",
-        sources=(
-            replace(
-                PAPER,
-                equations="minGRU in its log-space form (appendix B): z = σ(W_z x), h̃ = g(W_h x), "
-                "h = (1 - z) h + z h̃, with g(x) = x + 0.5 for x ≥ 0 and σ(x) below",
-            ),
-            GRU_D,
-        ),
-        symbols=(
-            INPUT,
-            Symbol("h_t", "(B, d_h)", "state and output; not negative"),
-            Symbol("z_t", "(B, d_h)", "gate: weight of the candidate"),
-            Symbol("k_t", "(B, d_h)", "1 − z_t, computed as a sigmoid of its own"),
-            Symbol(r"\tilde{h}_t", "(B, d_h)", "candidate, g of an affine function of x_t"),
-            POSITIVE,
-            WEIGHTS,
-            *DECAY_SYMBOLS,
-        ),
-        deviations=(
-            LINEAR_SPACE,
-            KINK,
-            EXACT_START,
-            DECAY,
-        ),
-        parallel_path=ONE_SCAN,
-        numerics="States are sums of products of positive numbers: no cancellation at any length. "
-        "1 − z is a sigmoid of its own, so a gate near 1 leaves the old state with all its digits.",
-        notes=(
-            DECAY_NOTE,
-            ZERO_RESET,
-            "The paper's vanilla form has h̃ = W_h x without g; SignedMinGRU is nearer to it.",
-        ),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -10,9 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..spec import Spec, positive, sigmoid, softplus
-from .facts import Deviation, Facts, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, ONE_SCAN, PAPER, WEIGHTS
-from .min_gru import EXACT_START, KINK, LINEAR_SPACE, POSITIVE, ZERO_RESET, PositiveMixer, candidate
+from .min_gru import PositiveMixer, candidate
 from .mixer import decay_stage, faded
 
 
@@ -65,50 +62,3 @@ class MinLSTM(PositiveMixer):
         # f/(f + i) = σ(log f − log i). The logarithm of f + i would be rounded to its own size.
         ratio = functional.logsigmoid(u_f) - functional.logsigmoid(u_i)
         return torch.sigmoid(ratio) * gamma * h + torch.sigmoid(-ratio) * candidate(u_h)
-
-    facts = Facts(
-        title="MinLSTM",
-        slug="min_lstm",
-        family="linear scan",
-        fidelity=("paper-faithful",),
-        summary="Minimal LSTM of Feng et al. with a forget and an input gate that see the input only "
-        "and are normalised to a sum of 1. States are positive.",
-        sources=(
-            replace(
-                PAPER,
-                equations="minLSTM with normalised gates in its log-space form (appendix B): "
-                "f = σ(W_f x), i = σ(W_i x), h̃ = g(W_h x), h = f/(f + i) h + i/(f + i) h̃",
-            ),
-            GRU_D,
-        ),
-        symbols=(
-            INPUT,
-            Symbol("h_t", "(B, d_h)", "state and output; not negative"),
-            Symbol("q_t", "(B, d_h)", "log f − log i of the paper's gates"),
-            Symbol("f'_t, i'_t", "(B, d_h)", "the normalised gates, f/(f + i) and i/(f + i)"),
-            Symbol(r"\tilde{h}_t", "(B, d_h)", "candidate, g of an affine function of x_t"),
-            POSITIVE,
-            WEIGHTS,
-            *DECAY_SYMBOLS,
-        ),
-        deviations=(
-            Deviation(
-                "f/(f + i) and i/(f + i) are written as σ(q) and σ(-q), with q = log f - log i from "
-                "two softplus",
-                "where both gates are closed, the quotient is 0/0 in floating point",
-                "none: the same numbers, right for all inputs",
-                "equation",
-            ),
-            LINEAR_SPACE,
-            KINK,
-            EXACT_START,
-            DECAY,
-        ),
-        parallel_path=ONE_SCAN,
-        numerics="States are sums of products of positive numbers: no cancellation at any length. "
-        "Both gates closed (−30 and −90, say) give the right quotient, e^60 to 1.",
-        notes=(
-            DECAY_NOTE,
-            ZERO_RESET,
-        ),
-    )

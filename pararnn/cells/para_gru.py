@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,8 +11,6 @@ from torch import Tensor
 from .. import _checks as checks
 from ..spec import Spec, sigmoid, tanh
 from .constraints import BoundedCell
-from .danieli import DENSE_INPUT, PAPER, PROJECTED_BOUND
-from .facts import Deviation, Facts, Source, Symbol
 
 STRUCTURES = {"diag": "diagonal", "head": "head"}
 DEFAULT_MAX_NORM = {"diag": 0.5, "head": None}  # App. C.1; dense heads are not clipped silently
@@ -122,75 +119,3 @@ class ParaGRU(BoundedCell):
             "max_recurrent_norm": self.max_recurrent_norm,
             "bias": self.has_bias,
         }
-
-    facts = Facts(
-        title="ParaGRU",
-        slug="para_gru",
-        family="nonlinear",
-        fidelity=("paper-faithful",),
-        summary="Gated recurrent unit with diagonal (mix='diag') or per-head dense (mix='head') "
-        "recurrent weights; paper-faithful for mix='diag'.",
-        sources=(
-            replace(
-                PAPER,
-                equations="eq. 3.1a (gates), 3.3 (diagonal maps), 3.2a (Jacobian), App. A.1 "
-                "(guess), App. C.1 (initialisation and bound)",
-            ),
-            Source(
-                key="cho2014learning",
-                authors="Cho et al.",
-                title="Learning Phrase Representations using RNN Encoder-Decoder for Statistical "
-                "Machine Translation",
-                venue="EMNLP 2014",
-                year=2014,
-                arxiv="1406.1078",
-                equations="the gated unit, eq. 5 to 8",
-                bibtex="""@inproceedings{cho2014learning,
-  title     = {Learning Phrase Representations using {RNN} Encoder-Decoder for Statistical Machine Translation},
-  author    = {Cho, Kyunghyun and van Merri{\\"e}nboer, Bart and Gulcehre, Caglar and Bahdanau, Dzmitry and Bougares, Fethi and Schwenk, Holger and Bengio, Yoshua},
-  booktitle = {Empirical Methods in Natural Language Processing},
-  year      = {2014},
-  eprint    = {1406.1078},
-  archivePrefix = {arXiv}
-}""",
-            ),
-        ),
-        symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
-            Symbol("h_t", "(B, d_h)", "state; zero at the start unless h0 is given"),
-            Symbol("z_t, r_t, n_t", "(B, d_h)", "update gate, reset gate, candidate"),
-            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
-            Symbol("a_*", "(d_h,)", "recurrent vectors of mix='diag'"),
-            Symbol(
-                "A_*", "(n_heads, d_h/n_heads, d_h/n_heads)", "recurrent matrices of mix='head'"
-            ),
-        ),
-        deviations=(
-            Deviation(
-                "mix='head' uses one dense recurrent matrix per head",
-                "the paper's maps are diagonal; heads let channels mix",
-                "research-variant: another recurrence, with Jacobian class 'head'",
-                "structure",
-            ),
-            PROJECTED_BOUND,
-            DENSE_INPUT,
-            Deviation(
-                "Recurrent vectors start Gaussian with standard deviation 1/sqrt(d_h)",
-                "the paper says Xavier Gaussian for a diagonal matrix; this counts it as d_h x d_h",
-                "initial values only",
-                "constraint",
-            ),
-        ),
-        parallel_path="Multiple shooting; chunk length 1 is the paper's Newton method (Algorithm "
-        "1) with guess f(0, x_t). mix='diag' carries exact chunk Jacobians, mix='head' a diagonal "
-        "quasi-Jacobian.",
-        numerics="States stay in [-1, 1] if they start there. Bounded weights (0.5) keep the step "
-        "practically non-expansive, but z near 0 gives a Jacobian near 1, so it is not uniformly "
-        "contractive.",
-        notes=(
-            "A LayerNorm, as in Dreamer-style GRU stacks, is a separate module outside this cell.",
-            "Here, as in Danieli et al., z weighs the candidate; in Cho et al. and torch.nn.GRU it "
-            "weighs the old state. torch.nn.GRU also applies the reset gate after its recurrent "
-            "matrix, not before.",
-        ),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from ..spec import Spec, sigmoid, tanh
 from .constraints import BoundedCell
-from .danieli import DENSE_INPUT, PAPER, PROJECTED_BOUND
-from .facts import Deviation, Facts, Source, Symbol
 
 
 @cache
@@ -96,74 +93,3 @@ class ParaLSTM(BoundedCell):
         written = torch.sigmoid(-forget) * torch.tanh(u_z + A_z * h)
         memory = kept + written
         return memory, torch.sigmoid(u_o + A_o * h + C_o * memory) * torch.tanh(memory)
-
-    facts = Facts(
-        title="ParaLSTM",
-        slug="para_lstm",
-        family="nonlinear",
-        fidelity=("paper-faithful",),
-        summary="Long short-term memory with coupled input and forget gates, peepholes and "
-        "diagonal recurrent weights; two state slots.",
-        sources=(
-            replace(
-                PAPER,
-                equations="eq. 3.1b (gates), 3.3 (diagonal maps), 3.2b (Jacobian), App. A.1 "
-                "(guess), App. C.1 (initialisation and bound)",
-            ),
-            Source(
-                key="greff2017lstm",
-                authors="Greff, Srivastava, Koutnik, Steunebrink, Schmidhuber",
-                title="LSTM: A Search Space Odyssey",
-                venue="IEEE Transactions on Neural Networks and Learning Systems 28(10)",
-                year=2017,
-                arxiv="1503.04069",
-                equations="the variant with coupled input and forget gates (CIFG), and peepholes",
-                bibtex="""@article{greff2017lstm,
-  title   = {{LSTM}: A Search Space Odyssey},
-  author  = {Greff, Klaus and Srivastava, Rupesh K. and Koutn{\\'i}k, Jan and Steunebrink, Bas R. and Schmidhuber, J{\\"u}rgen},
-  journal = {IEEE Transactions on Neural Networks and Learning Systems},
-  volume  = {28},
-  number  = {10},
-  pages   = {2222--2232},
-  year    = {2017},
-  eprint  = {1503.04069},
-  archivePrefix = {arXiv}
-}""",
-            ),
-        ),
-        symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
-            Symbol("c_t", "(B, d_h)", "memory, slot 0; zero at the start unless h0 is given"),
-            Symbol("h_t", "(B, d_h)", "output, slot 1; zero at the start unless h0 is given"),
-            Symbol("f_t, z_t, o_t", "(B, d_h)", "forget gate, candidate, output gate"),
-            Symbol(
-                "p_t, i_t",
-                "(B, d_h)",
-                "the forget gate's argument, and 1 - f_t, with its digits where f_t is near 1",
-            ),
-            Symbol("W_*, b_*", "(d_h, d_in), (d_h,)", "input weights, packed in one Linear"),
-            Symbol("a_*", "(d_h,)", "recurrent vectors, applied to h"),
-            Symbol("c_f, c_o", "(d_h,)", "peepholes: c_f on the old memory, c_o on the new one"),
-        ),
-        deviations=(
-            PROJECTED_BOUND,
-            DENSE_INPUT,
-            Deviation(
-                "Recurrent vectors and peepholes start Gaussian with standard deviation "
-                "1/sqrt(d_h)",
-                "the paper says Xavier Gaussian for a diagonal matrix; this counts it as d_h x d_h",
-                "initial values only",
-                "constraint",
-            ),
-        ),
-        parallel_path="Multiple shooting with exact chunk Jacobians, one 2 x 2 block a channel; "
-        "chunk length 1 is the paper's Newton method (Algorithm 1) with guess f(0, x_t).",
-        numerics="Both slots stay in [-1, 1] if they start there, and every output lies within "
-        "tanh(1) = 0.76. Bounded weights (0.5) keep the coupling between steps weak; f near 1 "
-        "gives a memory that hardly forgets.",
-        notes=(
-            "The paper writes the candidate's nonlinearity as a symbol of its own; here it is tanh, "
-            "as in the paper's released code.",
-            "torch.nn.LSTM has a separate input gate, no peepholes and dense recurrent matrices.",
-        ),
-    )

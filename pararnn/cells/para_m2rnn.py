@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from .. import _checks as checks
 from ..spec import Spec, sigmoid, tanh
 from .cell import Cell
-from .facts import Deviation, Facts, Source, Symbol
 
 
 @cache
@@ -85,78 +84,6 @@ class ParaM2RNN(Cell):
             "v_dim": self.v_dim,
             "bias": self.has_bias,
         }
-
-    facts = Facts(
-        title="ParaM2RNN",
-        slug="para_m2rnn",
-        family="nonlinear",
-        fidelity=("research-variant", "paper-core"),
-        summary="Matrix-state recurrence with a tanh of a right multiplication; the core of "
-        "M²RNN without its block.",
-        sources=(
-            Source(
-                key="mishra2026m2rnn",
-                authors="Mishra, Tan, Stoica, Gonzalez, Dao",
-                title="M²RNN: Non-Linear RNNs with Matrix-Valued States for Scalable Language "
-                "Modeling",
-                venue="arXiv",
-                year=2026,
-                arxiv="2603.14360",
-                equations="eq. 19 and 20 (matrix-state recurrence)",
-                bibtex="""@article{mishra2026m2rnn,
-  title   = {{M$^2$RNN}: Non-Linear {RNNs} with Matrix-Valued States for Scalable Language Modeling},
-  author  = {Mishra, Mayank and Tan, Shawn and Stoica, Ion and Gonzalez, Joseph and Dao, Tri},
-  journal = {arXiv preprint arXiv:2603.14360},
-  year    = {2026},
-  eprint  = {2603.14360},
-  archivePrefix = {arXiv}
-}""",
-            ),
-        ),
-        symbols=(
-            Symbol("x_t", "(B, d_in)", "input at step t"),
-            Symbol("H_t", "(B, K, V)", "matrix state, K = k_dim, V = v_dim; flat width d_h = K V"),
-            Symbol("k_t, v_t", "(B, K), (B, V)", "key and value; their outer product is written"),
-            Symbol("f_t", "(B,)", "forget gate, one number a sample, broadcast over the matrix"),
-            Symbol("W", "(V, V)", "right-multiply transition; starts as the identity"),
-        ),
-        deviations=(
-            Deviation(
-                "k, v and the gate logit come from one linear map of x",
-                "the paper's block has a causal convolution of width 4 and SiLU before k and v",
-                "this cell alone is not the paper's block",
-                "equation",
-            ),
-            Deviation(
-                "f = sigmoid(w x + b)",
-                "the paper's gate is exp(-exp(A_log) softplus(x + dt_bias)), per head",
-                "another gate family; still a function of the input only",
-                "equation",
-            ),
-            Deviation(
-                "No read-out H^T q, no skip w_r v, no RMSNorm, no output gate, no W_o",
-                "these are feed-forward and belong to an outer block",
-                "the output of the cell is the state",
-                "equation",
-            ),
-            Deviation(
-                "The gradient is the true gradient",
-                "the paper's training code clips the state's gradient to [-1, 1] at every step",
-                "gradients differ from the paper's wherever its clip is active",
-                "gradients",
-            ),
-        ),
-        parallel_path="Multiple shooting with a row-averaged quasi-Jacobian, a V×V right "
-        "multiplication; or factorized Newton (newton_m2rnn_factorized), whose linear systems use "
-        "JVPs only. The dense (KV)² Jacobian exists as an oracle.",
-        numerics="States stay in [-1, 1] if they start there. Iteration counts grow with the "
-        "memory of the gate: a chunk forgets its start at the rate of f.",
-        notes=(
-            "Do not present this cell as the full Mishra et al. block: check the paper's block "
-            "diagram before claiming architecture parity. Implementing a core and calling it the "
-            "architecture is a mistake that is easy to make.",
-        ),
-    )
 
 
 def m2rnn_gates(cell: ParaM2RNN, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

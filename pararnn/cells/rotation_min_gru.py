@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from .. import _checks as checks
 from ..spec import Spec, cos, sigmoid, sin, snap_angle, tanh
-from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, VANILLA
 from .mixer import Mixer, decay_stage, faded
 
 SNAP = (2, 3, 4, 6)
@@ -140,86 +138,6 @@ class RotationMinGRU(LearnedStart):
 
     def hyperparameters(self) -> dict[str, Any]:
         return super().hyperparameters() | {"snap": self.snap}
-
-    facts = Facts(
-        title="RotationMinGRU",
-        slug="rotation_min_gru",
-        family="linear scan",
-        fidelity=("research-variant",),
-        summary="Minimal GRU over planes: the input turns each plane by an angle of a finite grid "
-        "and scales one axis, also to a reflection. It can follow small groups, such as S3.",
-        sources=(
-            VANILLA,
-            Source(
-                key="bengio2013estimating",
-                authors="Bengio, Léonard, Courville",
-                title="Estimating or Propagating Gradients Through Stochastic Neurons for "
-                "Conditional Computation",
-                venue="arXiv:1308.3432",
-                year=2013,
-                arxiv="1308.3432",
-                equations="the straight-through estimator: a rounding whose derivative counts as 1",
-                bibtex="""@article{bengio2013estimating,
-  title   = {Estimating or Propagating Gradients Through Stochastic Neurons for Conditional Computation},
-  author  = {Bengio, Yoshua and L{\\'e}onard, Nicholas and Courville, Aaron},
-  journal = {arXiv preprint arXiv:1308.3432},
-  year    = {2013},
-  eprint  = {1308.3432},
-  archivePrefix = {arXiv}
-}""",
-            ),
-            GRU_D,
-        ),
-        symbols=(
-            INPUT,
-            Symbol("h_{x,t}, h_{y,t}", "(B, d_h / 2)", "state of all planes; slots 0 and 1"),
-            Symbol("z_{x,t}, z_{y,t}", "(B, d_h / 2)", "gates: weight of what the input adds"),
-            Symbol(r"\theta_t", "(B, d_h / 2)", "angle of every plane"),
-            Symbol("c_t, s_t", "(B, d_h / 2)", "its cosine and sine"),
-            Symbol("d_t", "(B, d_h / 2)", "scale of the second axis before the turn, in (−1, 1)"),
-            Symbol("m", "(d_h / 2,)", "orders of rotation; a constant"),
-            Symbol(
-                r"\operatorname{snap}(x, m)", "scalar", "nearest multiple of 2π/m, less whole turns"
-            ),
-            Symbol(
-                "W_*, b_*", "(d_h / 2, d_in), (d_h / 2,)", "input weights, packed in one Linear"
-            ),
-            *DECAY_SYMBOLS,
-        ),
-        deviations=(
-            Deviation(
-                "The transition is a rotation times diag(1, tanh(W_d x)), in planes",
-                "the paper's 1 - z is one positive number a channel, which commutes with all "
-                "others: no group that does not commute",
-                "another recurrence; d near −1 makes a reflection, so that planes can hold dihedral "
-                "groups",
-                "equation",
-            ),
-            Deviation(
-                "Angles are rounded to multiples of 2π/m and gradients pass the rounding as if it "
-                "were the identity",
-                "an error of W_θ x below half a step of the grid changes no angle, where free ones "
-                "add all errors up; the true derivative is 0",
-                "the gradient is not that of the function: it is that of the card's equations with "
-                "snap' = 1. snap=None has neither",
-                "snap",
-            ),
-            DECAY,
-        ),
-        parallel_path="One affine scan over time, a 2×2 matrix a plane: the Jacobian does not "
-        "contain the state, so one iteration is exact.",
-        numerics="Angles of the grid are multiples of 2π/m, rounded, and never sums of small ones. "
-        "One step is off by at most (2 |θ| + 20) u of the largest norm of the plane so far, with "
-        "u = 6e-8 in float32. Where |d| stays 1 nothing forgets these errors: T turns by one and "
-        "the same angle add them up to T times as much, 6e-3 of the norm at T = 100,000, and turns "
-        "that vary to about u √T. Norms do not grow but by rounding: |d| ≤ 1.",
-        notes=(
-            "The flat state is slot-major: all first coordinates, then all second ones. For states "
-            "that are plane after plane, permute: number i of plane j is at i·(d_h / 2) + j.",
-            DECAY_NOTE.replace("a channel", "a plane"),
-            "snap is rounded half to even, and computed in float32 or float64 also for half dtypes.",
-        ),
-    )
 
 
 def orders(snap: object) -> tuple[int, ...]:

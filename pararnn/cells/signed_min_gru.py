@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from .. import _checks as checks
 from ..spec import Spec, sigmoid, tanh
-from .facts import Deviation, Facts, Source, Symbol
-from .feng import DECAY, DECAY_NOTE, DECAY_SYMBOLS, GRU_D, INPUT, ONE_SCAN, VANILLA, WEIGHTS
 from .mixer import Mixer, decay_stage, faded
 
 
@@ -107,69 +105,3 @@ class SignedMinGRU(Mixer):
     def hyperparameters(self) -> dict[str, Any]:
         own = {"learnable_h0": self.learnable_h0, "coupled": self.coupled}
         return super().hyperparameters() | own
-
-    facts = Facts(
-        title="SignedMinGRU",
-        slug="signed_min_gru",
-        family="linear scan",
-        fidelity=("research-variant",),
-        summary="Minimal GRU whose transition is tanh of the input: it can turn the sign of the "
-        "state, which parity needs, and the gate weighs the input only.",
-        sources=(
-            VANILLA,
-            Source(
-                key="grazzi2025unlocking",
-                authors="Grazzi, Siems, Zela, Franke, Hutter, Pontil",
-                title="Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
-                venue="ICLR 2025",
-                year=2025,
-                arxiv="2411.12537",
-                equations="the theorem that a linear recurrence with transitions in [0, 1] cannot "
-                "solve parity at every length in finite precision, and one with [-1, 1] can",
-                bibtex="""@inproceedings{grazzi2025unlocking,
-  title     = {Unlocking State-Tracking in Linear {RNNs} Through Negative Eigenvalues},
-  author    = {Grazzi, Riccardo and Siems, Julien and Zela, Arber and Franke, J{\\"o}rg K. H. and Hutter, Frank and Pontil, Massimiliano},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2025},
-  eprint    = {2411.12537},
-  archivePrefix = {arXiv}
-}""",
-            ),
-            GRU_D,
-        ),
-        symbols=(
-            INPUT,
-            Symbol("h_t", "(B, d_h)", "state and output; zero at the start"),
-            Symbol("z_t", "(B, d_h)", "gate: weight of what the input adds"),
-            Symbol(
-                "k_t", "(B, d_h)", "1 − z_t, computed as a sigmoid of its own; coupled=True only"
-            ),
-            Symbol("a_t", "(B, d_h)", "transition, in (−1, 1)"),
-            WEIGHTS,
-            *DECAY_SYMBOLS,
-        ),
-        deviations=(
-            Deviation(
-                "The transition is tanh(W_s x), a head of its own; with coupled=True it is "
-                "(1 - z) tanh(W_s x)",
-                "the paper's 1 - z lies in (0, 1): no sign, no parity. Coupled to the gate, a step "
-                "that reads its input also forgets its state",
-                "another recurrence with one more head; states have both signs",
-                "equation",
-            ),
-            Deviation(
-                "The candidate is W_h x without g, and there is no scan in log space",
-                "states have both signs",
-                "the paper's vanilla candidate",
-                "equation",
-            ),
-            DECAY,
-        ),
-        parallel_path=ONE_SCAN,
-        numerics="|a| < 1, but a head can come as near to 1 as float32 has numbers: then errors of "
-        "all steps add up, as they do in any sum.",
-        notes=(
-            DECAY_NOTE,
-            "With coupled=True the parameters are the same as without, in number, order and shape.",
-        ),
-    )

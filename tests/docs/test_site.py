@@ -125,7 +125,9 @@ def test_every_fragment_is_on_a_page():
     prose = "\n".join(page.read_text(encoding="utf-8") for page in docs.rglob("*.md"))
     for fragment in docs.glob("_generated/**/*.md"):
         name = fragment.relative_to(docs.parent).as_posix()
-        assert f'"{name}' in prose, f"no page includes {name}"
+        sections = re.findall(r"\[start:(\w+)\]", fragment.read_text(encoding="utf-8"))
+        for what in [f"{name}:{section}" for section in sections] or [name]:
+            assert f'"{what}"' in prose, f"no page includes {what}"
 
 
 # --------------------------------------------------------------------------------------

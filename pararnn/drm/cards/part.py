@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from ...cells.facts import Facts, Source
+from ...cells.facts import Facts
+from ...cells.facts.load import bibliography, load
 from ...spec import Spec
-from ..config import DRMConfig
-
-NOTES = Source(
-    key="muniz2026notes",
-    authors="Muniz",
-    title="Mathematical Notes",
-    venue="the notes on the DRM language emitter, 31 July 2026",
-    year=2026,
-    arxiv="",
-    equations="",
-    bibtex="""@misc{muniz2026notes,
-  title  = {Mathematical Notes},
-  author = {Muniz, Felipe Maya},
-  year   = {2026},
-  note   = {docs/math.md of the drm-language-emitter, commit 5b32a34}
-}""",
-)
-"""The notes that every part follows; a part adds its sections."""
+from .switches import SWITCHES, Switch
 
 
 @dataclass(frozen=True)
@@ -33,31 +17,6 @@ class Formula:
 
     name: str
     latex: str
-
-
-@dataclass(frozen=True)
-class Switch:
-    """A field of :class:`DRMConfig` where the published system differs from its notes.
-
-    Attributes
-    ----------
-    name
-        The field. Its default is the notes; :meth:`DRMConfig.published` sets the other value.
-    notes, published
-        What either value means.
-    effect
-        What the difference does.
-    """
-
-    name: str
-    notes: str
-    published: str
-    effect: str
-
-    @property
-    def values(self) -> tuple[Any, Any]:
-        """That of the notes and that of the published system."""
-        return getattr(DRMConfig(), self.name), getattr(DRMConfig().published(), self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +50,16 @@ class Part(Facts):
     structure: tuple[str, ...] = ()
     not_claimed: tuple[str, ...]
     switches: tuple[Switch, ...] = ()
+
+
+def part(slug: str, *modules: type, **specs: Spec) -> Part:
+    """The part in the file ``<slug>.toml``. Its list of equations names the Specs among them.
+
+    Raises
+    ------
+    ValueError
+        If the file is not of this form.
+    """
+    named = {**bibliography(), "switches": SWITCHES, "equations": specs}
+    path = Path(__file__).parent / f"{slug}.toml"
+    return load(path, Part, named, slug=slug, modules=modules)
