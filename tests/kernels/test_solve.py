@@ -16,6 +16,7 @@ from pararnn import (
     ParaM2RNN,
     ParaRNN,
     Spec,
+    explain,
     sequential_apply,
     solve,
 )
@@ -679,3 +680,34 @@ def test_decode_is_the_step(kit, name):
             out = pararnn.decode(p.cell, x[:, t], buffer, out=buffer, backend="fused", **now)
             assert out is buffer  # in place
             assert torch.equal(buffer, h)
+
+
+def test_what_is_explained_is_what_runs(kit):
+    p = problem(kit, "ParaGRU[diag]", T=7, resets=False)
+    for config in (ONE, TWO):
+        x = torch.zeros(2, 7, p.cell.d_in, dtype=torch.float64, device=kit.DEVICE)
+        (said,) = explain(p.cell, x, config).layers
+        ran = p.solve(config)
+        assert said.path == "fused"
+        assert (said.chunk_length, said.chunks) == (ran.chunk_length, ran.chunks)
+
+
+def test_fake_cotangents_of_narrow_drives_are_like_real_ones(kit):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from pararnn.solvers.operators import register
+
+    p = problem(kit, "ParaCfC", T=4, dtype=torch.bfloat16)
+    weights = [q.detach() for q in p.cell.recurrent_params()]
+    drives, gaps = p.u.detach(), p.given["dt"].detach()
+    given = (register(p.cell.spec), drives, gaps, None, None, weights, 0, 1, 2, 0.0)
+    last, final, others = torch.ops.pararnn.channelwise(*given)
+    states = (last, others) if others.ndim == 4 else (last, final)
+    backward = torch.ops.pararnn.channelwise_backward
+    given = (*given, *states, torch.ones_like(last), None, None, True)
+    real = backward(*given)
+    assert [t.dtype for t in real] == [torch.bfloat16, *[torch.float32] * 3]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = backward(*given)
+    for a, b in zip(real, fake, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)

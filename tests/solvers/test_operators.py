@@ -173,3 +173,27 @@ def test_reports_are_of_one_thread():
             assert operators._REPORTS.get() is inner
         assert operators._REPORTS.get() is outer
     assert operators._REPORTS.get() is None
+
+
+def test_fake_cotangents_are_like_real_ones_without_a_start():
+    torch.manual_seed(0)
+    cell = SignedMinGRU(3, 6, dtype=torch.float64)
+    drives = cell.drives(torch.randn(2, 9, 3, dtype=torch.float64)).detach()
+    weights = [p.detach() for p in cell.recurrent_params()]
+    given = (
+        cell.kernel,
+        [cell.sizes[a] for a in cell.spec.axes],
+        drives,
+        None,
+        None,
+        None,
+        weights,
+    )
+    states = torch.ops.pararnn.linear(*given)
+    backward = torch.ops.pararnn.linear_backward
+    *real, bars = backward(*given, states, states)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        *fake, fake_bars = backward(*given, states, states)
+    assert real[2].shape == (2, 6)
+    for a, b in zip([*real, *bars], [*fake, *fake_bars], strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
