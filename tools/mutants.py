@@ -8,10 +8,12 @@ process is forked from one that has imported the large libraries already.
     python tools/mutants.py --jobs 16            # all folders; goes on where it was stopped
     python tools/mutants.py --folders kernels    # the Triton interpreter needs NumPy < 2.4
     python tools/mutants.py --list               # only print what is sampled
-    python tools/mutants.py --check              # every survivor has a reason
+    python tools/mutants.py --report             # run none: the table, and survivors with reasons
+    python tools/mutants.py --again ID … --guards tests/…::test_…   # one test for a survivor
 
 Results are lines of JSON in `tests/mutants/results.jsonl`; `tests/mutants/README.md` lists the
-survivors with their reasons, which are written by hand into `tests/mutants/reasons.json`.
+survivors with their reasons, which are written by hand into `tests/mutants/reasons.json`, a kind of
+`KINDS` first. A survivor without one is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,13 @@ TEST_NAMES = {
 COPIED = ("pararnn", "tests", "conformance", "tools", "benchmarks", "conftest.py", "pyproject.toml")
 LONGEST = 600
 """Seconds for one test file without a mutant."""
+LEAST = 300
+"""Mutants with a result, below which the report is an error."""
+KINDS = {
+    "equivalent": "no input tells it from the source",
+    "tuning": "it changes time, memory or which of two right ways is taken, and no result",
+    "open": "it should be noticed, and is not",
+}
 
 
 # -- changes ---------------------------------------------------------------------------------------
@@ -210,14 +219,20 @@ def valid(mutant: Mutant) -> bool:
         return False
 
 
-def sample(folders: list[str], number: int, seed: int) -> list[Mutant]:
-    """As many of every folder, in the order of the files."""
+def sites(folder: str) -> dict[str, Mutant]:
+    """All mutants of a folder by their names, which a change elsewhere in the file leaves alone."""
+    paths = sorted((ROOT / "pararnn" / folder).rglob("*.py"))
+    return {m.id: m for path in paths for m in mutants(path)}
+
+
+def sample(number: int, seed: int, known: Container[str] = ()) -> list[Mutant]:
+    """As many of every folder, in the order of the files: those ``known``, then by chance."""
     out: list[Mutant] = []
-    for folder in folders:
-        sites = [m for path in sorted((ROOT / "pararnn" / folder).rglob("*.py"))
-                 for m in mutants(path)]  # fmt: skip
-        random.Random(f"{seed}/{folder}").shuffle(sites)
-        good = (m for m in sites if valid(m))
+    for folder in FOLDERS:
+        found = sites(folder)
+        chance = {i: hashlib.sha1(f"{seed}/{i}".encode()).hexdigest() for i in found}
+        order = sorted(found, key=lambda i: (i not in known, chance[i]))
+        good = (found[i] for i in order if i in known or valid(found[i]))
         out += itertools.islice(good, -(-number // len(FOLDERS)))
     return sorted(out, key=lambda m: (m.file, m.line, m.id))
 
@@ -410,34 +425,59 @@ def reasons() -> dict[str, str]:
     return json.loads(REASONS.read_text()) if REASONS.exists() else {}
 
 
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Counts of every folder."""
+    why = reasons()
+    kind_of = lambda r: why.get(r["id"], "").partition(":")[0]  # noqa: E731
+    heads = ("folder", "sampled", "killed", "timed out", "survived", *KINDS)
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for folder in (*FOLDERS, "all"):
+        here = [r for r in rows if folder in ("all", r["file"].split("/")[1])]
+        left = [r for r in here if r["outcome"] == "survived"]
+        counts = [len(here)]
+        counts += [sum(r["outcome"] == o for r in here) for o in ("killed", "timeout", "survived")]
+        counts += [sum(kind_of(r) == kind for r in left) for kind in KINDS]
+        lines.append(f"| {folder} | " + " | ".join(map(str, counts)) + " |")
+    return lines
+
+
 def page(rows: list[dict[str, Any]]) -> str:
-    """The survivors and their reasons."""
+    """The table, and the survivors with their reasons."""
 
     def code(text: str) -> str:
         text = text if len(text) < 90 else text[:87] + "..."
         return "`" + text.replace("|", "\\|").replace("`", "'") + "`"
 
     why = reasons()
-    lines = ["# Mutants", "", "Written by `python tools/mutants.py`; reasons are in `reasons.json`.",
-             "", "| folder | sampled | killed | timed out | survived |",
-             "| --- | --- | --- | --- | --- |"]  # fmt: skip
-    for folder in FOLDERS:
-        outcomes = [r["outcome"] for r in rows if r["file"].split("/")[1] == folder]
-        counts = [outcomes.count(o) for o in ("killed", "timeout", "survived")]
-        lines.append(f"| {folder} | {len(outcomes)} | " + " | ".join(map(str, counts)) + " |")
-    lines += [
-        "",
-        "## Survivors",
-        "",
-        "| id | where | change | reason |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = ["# Mutants", "", "Written by `make mutants`; reasons are in `reasons.json`.", ""]
+    lines += [*table(rows), "", *(f"- {kind}: {said}." for kind, said in KINDS.items()), ""]
+    lines += ["## Survivors", "", "| id | where | change | reason |", "| --- | --- | --- | --- |"]
     for r in rows:
         if r["outcome"] == "survived":
             change = f"{code(r['before'])} → {code(r['after'])}"
             where = f"{r['file'].removeprefix('pararnn/')}:{r['line']}"
             lines.append(f"| {r['id']} | {where} | {change} | {why.get(r['id'], '')} |")
     return "\n".join(lines) + "\n"
+
+
+def report(rows: list[dict[str, Any]], changed: int) -> int:
+    """Print the table and the survivors; 1 if one has no reason, or a reason no survivor."""
+    why = reasons()
+    left = {r["id"]: r for r in rows if r["outcome"] == "survived"}
+    print("\n".join(table(rows)))
+    for i, r in left.items():
+        print(f"{i} {r['file']}:{r['line']} {r['before'][:60]} → {r['after'][:60]}")
+        print(f"    {why.get(i, 'NO REASON')}")
+    wrong = [f"{i}: survived, and has no reason" for i in left if i not in why]
+    wrong += [f"{i}: has a reason, and did not survive" for i in why if i not in left]
+    wrong += [f"{i}: got the kind {kind!r}, expected one of {', '.join(KINDS)}"
+              for i in left if i in why and (kind := why[i].partition(":")[0]) not in KINDS]  # fmt: skip
+    if len(rows) < LEAST:
+        wrong.append(f"got {len(rows)} mutants with a result, expected {LEAST} at least; run more")
+    if changed:
+        print(f"{changed} results are of text that changed since, and do not count")
+    print("\n".join(wrong or ["every survivor has a reason"]))
+    return int(bool(wrong))
 
 
 def write(rows: dict[str, dict[str, Any]], chosen: list[Mutant]) -> list[dict[str, Any]]:
@@ -463,21 +503,19 @@ def main() -> int:
     parser.add_argument("--again", nargs="*", default=[], metavar="ID", help="run these again")
     parser.add_argument("--survivors", action="store_true", help="run survivors again")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--report", action="store_true", help="run none")
     options = parser.parse_args()
     HOME.mkdir(parents=True, exist_ok=True)
-    whole = sample(list(FOLDERS), options.number, options.seed)
+    rows = {} if options.fresh else loaded()
+    whole = sample(options.number, options.seed, rows)
     chosen = [m for m in whole if m.file.split("/")[1] in options.folders]
     if options.list:
         for m in chosen:
             print(f"{m.id} {m.file}:{m.line} {m.operator}: {m.before} → {m.after}")
         return 0
-    rows = {} if options.fresh else loaded()
-    if options.check:
-        why = reasons()
-        left = [r["id"] for r in rows.values() if r["outcome"] == "survived" and r["id"] not in why]
-        print(f"{len(rows)} mutants, {len(left)} survivors without a reason: {' '.join(left)}")
-        return int(bool(left))
+    changed = len(rows.keys() - {m.id for m in whole})
+    if options.report:
+        return report(write(rows, whole), changed)
     again = set(options.again)
     if options.survivors:
         again |= {i for i, r in rows.items() if r["outcome"] == "survived"}
@@ -485,9 +523,8 @@ def main() -> int:
     if options.most:
         todo = random.Random(0).sample(todo, min(options.most, len(todo)))
     if not todo:
-        write(rows, whole)
         print("nothing to run; --fresh forgets earlier results")
-        return 0
+        return report(write(rows, whole), 0)
     end = time.monotonic() + 60 * options.minutes
     # What is expanded to files is timed file by file.
     files = options.guards or sorted({p for m in todo for p in guards(m.file)})
@@ -520,10 +557,7 @@ def main() -> int:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
             print(f"{count}/{len(todo)} {state:8} {seconds:5.1f} s {m.file}:{m.line} {m.before[:40]!r}"
                   f" → {m.after[:40]!r} {row['by'][-60:]}", flush=True)  # fmt: skip
-    kept = write(rows, whole)
-    survived = [r for r in kept if r["outcome"] == "survived"]
-    print(f"{len(kept)} of {len(whole)} mutants have a result; {len(survived)} survived")
-    return 0
+    return report(write(rows, whole), 0)
 
 
 if __name__ == "__main__":

@@ -278,3 +278,20 @@ def test_checks_notice(kit, name, tmp_path, monkeypatch):
     with pytest.raises(AssertionError):
         check_mutant(kit, function)
     sys.modules.pop("mutated_functions", None)
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_angles_as_a_machine_computes_them(kit, name, tmp_path, monkeypatch):
+    """The interpreter takes NumPy's sine; here it runs the polynomials that a GPU runs."""
+    text = importlib.util.find_spec("pararnn.kernels.functions").loader.get_source(
+        "pararnn.kernels.functions"
+    )
+    old = "INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)"
+    assert text.count(old) == 1
+    (tmp_path / "compiled_functions.py").write_text(
+        text.replace(old, "INTERPRETED = tl.constexpr(False)")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "compiled_functions", raising=False)
+    check_float32(kit, name, 1 << 12, module="compiled_functions")
+    sys.modules.pop("compiled_functions", None)

@@ -327,3 +327,35 @@ def test_a_loose_tolerance_is_kept(kit):
     assert 0 < float(miss[0].max()) < 0.6  # relative to the largest states
     off = float((last.cpu().double() - want[:, 1:, -1]).abs().max())
     assert 1e-9 < off < 0.6
+
+
+def test_every_block_of_lanes_reads_its_own_mismatches(kit):
+    """Three samples are three blocks. The second forgets its state in one step and needs no correction;
+    the third needs three."""
+    case = kit.Case("ParaGRU[diag]", B=3, D=32, T=8, length=2, warmup=1, corrections=3)
+    data = kit.draw(case)
+    data.u[1, :, :32], data.u[1, :, 32:64] = 800, -800  # the gates z and r
+    miss = kit.verify(case, data)
+    assert miss.shape == (4, 4, 3)
+    assert float(miss[:3, :, 1].max()) == 0
+    assert float(miss[1, :, 2].max()) > 1e-9
+
+
+def test_the_record_counts_repaired_chunks(kit):
+    """Of three chunks one correction makes the second right, and leaves the third to the repair."""
+    case = kit.Case(
+        "ParaGRU[diag]", B=1, D=1, T=6, length=2, warmup=1, corrections=1, repaired=True
+    )
+    assert kit.verify(case)[1].flatten()[0] == 1
+
+
+def test_cotangents_of_time_gaps_are_made_where_they_are_asked_for(kit):
+    from pararnn.kernels.launch import run_adjoint
+
+    case = kit.Case("ParaCfC[published]")
+    data = kit.draw(case)
+    last, others, _, _ = kit.forward(case, data)
+    given = (kit.problem_of(case, data), kit.plan_of(case), last, others, torch.ones_like(last))
+    for asked in ({}, {"dt_grad": True}):
+        _, dt_bar, *_ = run_adjoint(*given, None, None, **asked)
+        assert dt_bar.shape == (2 if asked else 0, 7, 3)

@@ -16,6 +16,7 @@ from pararnn import (
     ParaM2RNN,
     ParaRNN,
     Spec,
+    explain,
     sequential_apply,
     solve,
 )
@@ -679,3 +680,33 @@ def test_decode_is_the_step(kit, name):
             out = pararnn.decode(p.cell, x[:, t], buffer, out=buffer, backend="fused", **now)
             assert out is buffer  # in place
             assert torch.equal(buffer, h)
+
+
+def test_what_is_explained_is_what_runs(kit):
+    p = problem(kit, "ParaGRU[diag]", T=7, resets=False)
+    for config in (ONE, TWO):
+        x = torch.zeros(2, 7, p.cell.d_in, dtype=torch.float64, device=kit.DEVICE)
+        (said,) = explain(p.cell, x, config).layers
+        ran = p.solve(config)
+        assert said.path == "fused"
+        assert (said.chunk_length, said.chunks) == (ran.chunk_length, ran.chunks)
+
+
+def test_fake_cotangents_of_narrow_drives_are_like_real_ones(kit):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from pararnn.solvers.operator import Call, Settings
+
+    p = problem(kit, "ParaCfC", T=4, dtype=torch.bfloat16)
+    weights = [q.detach() for q in p.cell.recurrent_params()]
+    spec, settings = p.cell.spec, Settings("fused", warmup=1, cap=2)
+    call = Call(spec.fingerprint, [p.cell.sizes[spec.axes[0]]], torch.float32, [p.u.detach()],
+                p.given["dt"].detach(), None, None, weights, *settings)  # fmt: skip
+    output, others, _ = torch.ops.pararnn.solve(*call)
+    given = (*call, output, others, torch.ones_like(output), None, None, True)
+    bars, *real, back = torch.ops.pararnn.solve_backward(*given)
+    assert [t.dtype for t in (*bars, *real)] == [torch.bfloat16, call.dt.dtype, torch.float32]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes, *fake, fake_back = torch.ops.pararnn.solve_backward(*given)
+    for a, b in zip([*bars, *real, *back], [*fakes, *fake, *fake_back], strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)

@@ -449,3 +449,9 @@ def test_agreement_of_one_sequence():
         report = verify_agreement(rnn, x, h0=torch.rand(1, 4), resets=resets, **given)
         assert report.passed, report
         assert report.layers[0].shape == (1, 40, 4)
+
+
+def test_paths_are_those_of_the_layers_own_solver():
+    x = torch.randn(2, 30, 3)
+    assert explain(ParaRNN(ParaGRU(3, 4)), x).layers[0].method == "sequential"
+    assert explain(ParaRNN(ParaGRU(3, 4), solver="newton"), x).layers[0].method == "newton"

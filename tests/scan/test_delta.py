@@ -225,3 +225,11 @@ def test_errors():
         call(delta_scan, values, resets=resets.float())
     with pytest.raises(TypeError, match="expected a floating-point dtype"):
         call(delta_scan, {**values, "beta": values["beta"].long()})
+
+
+def test_the_reference_needs_no_dimension_for_one_micro_step():
+    values, _ = draw(20, micro=1)
+    flat = {n: x.squeeze(2) if n in ("k", "v", "beta") else x for n, x in values.items()}
+    loop = reference.delta
+    for g, w in zip(call(loop, flat), call(loop, values), strict=True):
+        assert torch.equal(g, w)

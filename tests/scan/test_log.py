@@ -255,3 +255,22 @@ def test_errors():
         parallel_scan_log(c[0], v)
     with pytest.raises(TypeError, match="resets"):
         parallel_scan_log(c, v, resets=torch.zeros(2, 6))
+
+
+def test_states_that_grow_from_zero_and_a_tiny_value():
+    """exp(-300), then 200 more in the logarithm with every step; nothing is scaled away."""
+    c = torch.full((1, 4, 1), 200.0, dtype=F64)
+    v = torch.full((1, 4, 1), -300.0, dtype=F64)
+    found = parallel_scan_log(c, v, torch.zeros(1, 1, dtype=F64))
+    want = [mpmath.exp(-300)]
+    for _ in range(3):
+        want.append(mpmath.exp(200) * want[-1] + mpmath.exp(-300))
+    want = torch.tensor([float(x) for x in want], dtype=F64)
+    torch.testing.assert_close(found[0, :, 0], want, rtol=1e-12, atol=0)
+
+
+def test_the_final_state_of_no_steps_is_the_start():
+    c, v, _ = draw(1)
+    states, end = parallel_scan_log(c[:, :0], v[:, :1], return_state=True)
+    assert states.shape == (2, 0, 3)
+    torch.testing.assert_close(end, v[:, 0].exp(), rtol=1e-15, atol=0)

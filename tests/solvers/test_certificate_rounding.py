@@ -35,6 +35,7 @@ from pararnn import (
     solve,
     tanh,
 )
+from pararnn.scan.algebra import Right
 from pararnn.solvers import certificate, enclosure
 from pararnn.solvers.certificate import certify
 from pararnn.solvers.methods.sequential import sequential_states
@@ -432,3 +433,12 @@ def test_whole_turns_are_enclosed():
         position = x * m / (2 * math.pi)
         if abs(x) < 1e4 and abs(position - round(position)) < 0.49:
             assert radius < 1e-13
+
+
+def test_bounds_of_rows_that_grow_by_matrices_of_their_own():
+    """The first row doubles with every step, the second is forgotten."""
+    op = torch.stack([2 * torch.eye(2), torch.zeros(2, 2)]).double().expand(1, 6, 2, 2, 2)
+    forcing = torch.zeros(1, 1, 6, 2, 2, dtype=torch.float64)
+    forcing[..., 0, 1] = 1
+    (bound,) = certificate._euclidean(Right(by_row=True), op, forcing).flatten().tolist()
+    assert 2**6 - 1 <= bound <= 1.5 * 2**6, "at most √2 of it for vectors of two numbers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pararnn import Cell, NewtonConfig, sequential_apply, solve
+from pararnn import Cell, NewtonConfig, ParaM2RNN, sequential_apply, solve
 from pararnn.solvers.adjoint import solve_linear
 from pararnn.solvers.spec_recurrence import SpecRecurrence
 
@@ -75,3 +75,13 @@ def test_linearized_recurrence(specimen, reverse, resets, length):
         x = moved + b[:, t]
         want[:, t] = x
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_newton_of_a_matrix_state_uses_its_factorized_jacobians():
+    """It converges in a few corrections, where steps that only repeat the recurrence need dozens."""
+    torch.manual_seed(0)
+    cell, x = ParaM2RNN(2, 2, 3).double(), 2 * torch.randn(2, 40, 2, dtype=torch.float64)
+    s = solve(cell, x, method="newton")
+    assert s.converged
+    assert not s.fallback
+    assert 1 <= s.iterations <= 7

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from pararnn import RotationMinGRU, SignedMinGRU, solve
+from pararnn.solvers import operator as house
 
 
 class Seen(TorchDispatchMode):
@@ -76,8 +77,6 @@ def test_a_plain_call_does_without_the_dispatcher(problem, monkeypatch):
     def refused(*_):
         raise AssertionError("went through the dispatcher")
 
-    from pararnn.solvers import operator as house
-
     for operator in (house.solve, house.solve_backward):
         monkeypatch.setattr(operator, "overload", refused)
     for a, b in zip(gradients(run, leaves)[1], want, strict=True):
@@ -138,7 +137,6 @@ def test_checkpoints(problem):
 
 
 def test_tensors_without_numbers_go_to_the_dispatcher(monkeypatch):
-    from pararnn.solvers import operator as house
 
     for operator in (house.solve, house.solve_backward):
         monkeypatch.setattr(operator, "forward", None)
@@ -148,3 +146,22 @@ def test_tensors_without_numbers_go_to_the_dispatcher(monkeypatch):
         y = solve(cell, x.requires_grad_()).output
         (bar,) = torch.autograd.grad(y, x, torch.empty_like(y))
         assert (y.shape, type(y), y.device, bar.shape) == ((2, 9, 6), type(x), x.device, x.shape)
+
+
+def test_fake_cotangents_are_like_real_ones_without_a_start():
+    torch.manual_seed(0)
+    cell = SignedMinGRU(3, 6, dtype=torch.float64)
+    drives = cell.drives(torch.randn(2, 9, 3, dtype=torch.float64)).detach()
+    weights = [p.detach() for p in cell.recurrent_params()]
+    sizes = [cell.sizes[a] for a in cell.spec.axes]
+    call = house.Call(cell.spec.fingerprint, sizes, cell.state_dtype, [drives], None, None, None,
+                      weights, *house.Settings("scan"))  # fmt: skip
+    states, others, final = torch.ops.pararnn.solve(*call)
+    grads = states, others, states, None, final, False
+    bars, *real, weights = torch.ops.pararnn.solve_backward(*call, *grads)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes, *fake, fake_weights = torch.ops.pararnn.solve_backward(*call, *grads)
+    assert real[1].shape == (2, 6)
+    pairs = zip([*bars, *real, *weights], [*fakes, *fake, *fake_weights], strict=True)
+    for a, b in pairs:
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)

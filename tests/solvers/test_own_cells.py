@@ -278,3 +278,26 @@ def test_jacobian_kinds(specimen):
         config = NewtonConfig(jacobian=kind)
         s = solve(cell, x, config, method="newton")
         torch.testing.assert_close(s.states, want, rtol=1e-9, atol=1e-10)
+
+
+@modes
+def test_coefficients_of_parameters_alone_in_a_matrix_state(mode):
+    with Spec("S", axes=("K", "V")) as s:
+        H = s.state("H")
+        (k,) = s.drives("k", axes=("K",))
+        (p,) = s.params("p", axes=("K", "V"))
+        W = s.map("W", structure="right")
+        s.next(H, p * H / 2 + tanh(W(H) + k) / 10)
+    torch.manual_seed(0)
+    cell = Cell(2, spec=s, sizes={"K": 2, "V": 3}).double()
+    method, config = mode
+    x = torch.randn(2, 16, 2, dtype=torch.float64, requires_grad=True)
+    h, states = torch.zeros(2, 2, 3, dtype=torch.float64), []
+    for u in cell.drives(x).unbind(1):
+        h = cell.p * h / 2 + torch.tanh(h @ cell.W + u[..., None]) / 10
+        states.append(h)
+    want = torch.stack(states, 1)
+    got = solve(cell, x, config, method=method).states
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    a, b = (torch.autograd.grad(y.pow(2).sum(), x)[0] for y in (got, want))
+    torch.testing.assert_close(a, b)

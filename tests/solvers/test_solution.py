@@ -213,3 +213,17 @@ def test_printed():
     few = NewtonConfig(max_iters=1, on_divergence="ignore", tol=1e-9)
     assert "converged=False, iterations=1" in repr(solve(cell, 9 * x, few, method="newton"))
     assert "error_bound" not in repr(solve(cell, x))
+
+
+def test_chunks_behind_a_reset_are_not_walked_again():
+    """Of four chunks only the second starts wrong: the others' guesses begin at a reset."""
+    torch.manual_seed(0)
+    cell, x = ParaGRU(3, 4).double(), torch.randn(1, 40, 3, dtype=torch.float64)
+    resets = torch.zeros(1, 40, dtype=torch.bool)
+    resets[0, [18, 28]] = True
+    config = NewtonConfig(chunk_length=10, warmup=5, max_iters=0, on_divergence="sequential")
+    s = solve(cell, x, config, resets=resets)
+    assert s.fallback
+    assert s.passes == pytest.approx(5 / 10 + 1 + 1 / 4)
+    want = sequential_apply(cell, x, resets=resets)
+    torch.testing.assert_close(s.states, want, rtol=1e-13, atol=1e-13)

@@ -363,3 +363,16 @@ def test_given_values_have_axes_of_the_fragment():
 
     with pytest.raises(SpecError, match="given value"), Fragment("F", axes=("n", "d")) as f:
         f.given("x", axes=("k",))
+
+
+def test_operands_of_maps_are_in_canonical_form():
+    def fingerprint(operand):
+        with Spec("S") as s:
+            h = s.state("h")
+            (u,) = s.drives("u")
+            A = s.map("A", structure="dense")
+            s.next(h, tanh(A(operand(h, u))))
+        return s.fingerprint
+
+    assert fingerprint(lambda h, u: (h + h) * u) == fingerprint(lambda h, u: u * h * 2)
+    assert fingerprint(lambda h, u: h * u) != fingerprint(lambda h, u: u * h * 2)

@@ -66,3 +66,11 @@ def test_several_drives_have_weights_of_their_own_name():
     assert "W_u x_t + b_u" in line.latex
     assert "W_v x_t + b_v" in line.latex
     assert r"\mathrm{wf} \odot" in line.latex
+
+
+def test_a_slot_without_bounds_beside_one_that_leaves_its_own():
+    with pytest.warns(SpecWarning, match=r"slot 'a'"), Spec("S") as s:
+        a, b = s.state("a", bounds=(-1, 1)), s.state("b")
+        (u,) = s.drives("u")
+        s.next(a, a + tanh(b))
+        s.next(b, b / 2 + u)
