@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,14 @@ def turns(runs: dict[str, Call], repeats: int, patience: float = math.inf) -> di
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def attempt(labels: Row, run: Callable[[], Row]) -> Row:
+    """A row of times; one that raises says so."""
+    try:
+        return {**labels, **run()}
+    except Exception:
+        return {**labels, "exception": traceback.format_exc()[-1500:]}
+
+
 # -- where and how ---------------------------------------------------------------------------------
 
 
@@ -336,9 +345,10 @@ def compared(got: Tensor, exact: Tensor, allowed: Tensor | float) -> dict[str, f
     return {"error": float(error.max()), "of tolerance": float(part.max())}
 
 
-def passes(errors: dict[str, dict[str, float]]) -> bool:
+def passes(errors: dict[str, Row] | Sequence[Row]) -> bool:
     """Whether there are results, and every one is within its tolerance; NaN is not."""
-    return bool(errors) and all(e["of tolerance"] <= 1 for e in errors.values())
+    judged = list(errors.values()) if isinstance(errors, dict) else errors
+    return bool(judged) and all(e["of tolerance"] <= 1 for e in judged)
 
 
 def checked(labels: Row, check: Callable[[], Row]) -> Row:
@@ -409,8 +419,9 @@ def pooled(
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, max_tasks_per_child=1 if fresh else None)
     futures = {pool.submit(run, job): job for run, job in tasks}
+    limit = None if seconds == math.inf else max(5, seconds)
     try:
-        for future in as_completed(futures, timeout=max(5, seconds)):
+        for future in as_completed(list(futures), timeout=limit):
             job = futures.pop(future)
             try:
                 result = future.result()
@@ -461,7 +472,8 @@ class Session:
         self.bandwidth = 0.0
 
     def left(self) -> float:
-        return float(self.budget - (time.perf_counter() - START))
+        """Seconds; a run that only tests the script has as many as it needs."""
+        return math.inf if self.smoke else self.budget - (time.perf_counter() - START)
 
     def lacks(self, what: str) -> None:
         self.found["skipped"].append(what)
@@ -470,13 +482,12 @@ class Session:
         """Fill a section, row by row, while there is time; a row that raises says so."""
         rows = self.found.setdefault(section, [])
         for case in each:
-            if self.left() < self.least and not self.smoke:
+            if self.left() < self.least:
                 self.lacks(f"{section} {case}")
                 continue
-            try:
-                row = run(*case)
-            except Exception:
-                row = {"case": str(case), "exception": traceback.format_exc()[-1500:]}
+            row = attempt({}, partial(run, *case))
+            if "exception" in row:
+                row["case"] = str(case)
                 say(f"{section} {case}: {brief(row)}")
             rows.append(row)
             self.clock.free()
@@ -501,7 +512,8 @@ class Session:
     def rows_of(self, started: subprocess.Popen[str], what: str, limit: float) -> Iterator[Row]:
         """Rows that a process wrote until it ended or ran out of time."""
         try:
-            out, _ = started.communicate(timeout=max(10, min(limit, self.left())))
+            least = max(10, min(limit, self.left()))
+            out, _ = started.communicate(timeout=None if self.smoke else least)
         except subprocess.TimeoutExpired:
             started.kill()
             out, _ = started.communicate()
@@ -575,9 +587,15 @@ def recorded(session: Session, args: argparse.Namespace, sections: Sequence[str]
 
 
 def verdict(found: Row, target: Path) -> int:
-    """Say how a run ended; the exit status is 1 if a check or a section failed."""
-    judged = [*found.get("checks", ()), *[found["giant"]] * ("giant" in found)]
+    """Say how a run ended; the exit status is 1 if a check, a section or a row of this library failed."""
+    judged = [*found.get("checks", ()), *([found["giant"]] if "giant" in found else [])]
     bad = [r for r in judged if not r.get("ok")]
+    rows = [r for part in found.values() if isinstance(part, list) for r in part]
+    raised = [r for r in rows if isinstance(r, dict) and "exception" in r and ours(r)]
     say(f"wrote {target}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
-        f"left out: {found['skipped']}")  # fmt: skip
-    return int(bool(bad or found["failures"]))
+        f"{len(raised)} rows raised, left out: {found['skipped']}")  # fmt: skip
+    return int(bool(bad or raised or found["failures"]))
+
+
+def ours(row: Row) -> bool:
+    return "peer" not in row and row.get("library", "pararnn") == "pararnn"
