@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from harness import Row, calls, parser, record, save, turns
+from harness import Row, calls, parser, record, save, target, turns
 from report import by, lines
 from torch import Tensor
 
@@ -123,9 +123,9 @@ def main() -> None:
         "python benchmarks/eager_cpu.py", "cpu", args.revision, dtype="float32",
         unit="ms, median wall-clock", rows=rows,
     )  # fmt: skip
-    target = args.out / f"{result['date']}-cpu-eager.json"
-    save(target, result)
-    target.with_suffix(".md").write_text(table(result) + "\n", encoding="utf-8")
+    file = target(args.out, result, "cpu", "eager", args.smoke)
+    save(file, result)
+    file.with_suffix(".md").write_text(table(result) + "\n", encoding="utf-8")
     print(table(result))
 
 

@@ -238,8 +238,14 @@ def command(about: str, words: Sequence[str]) -> str:
     return " ".join([about, *kept])
 
 
-def record(script: str, device: str, revision: str = "not given", **more: Any) -> Row:
-    """Date, revision, command, device and versions of a run."""
+def record(
+    script: str,
+    device: str,
+    revision: str = "not given",
+    words: Sequence[str] | None = None,
+    **more: Any,
+) -> Row:
+    """Date, revision, command, device and versions of a run; ``words`` are those of the command line."""
     try:
         import triton
 
@@ -249,7 +255,7 @@ def record(script: str, device: str, revision: str = "not given", **more: Any) -
     return {
         "date": datetime.date.today().isoformat(),
         "revision": revision,
-        "command": command(script, sys.argv[1:]),
+        "command": command(script, sys.argv[1:] if words is None else words),
         "device": device_name(device),
         "torch": torch.__version__,
         "triton": version,
@@ -257,6 +263,13 @@ def record(script: str, device: str, revision: str = "not given", **more: Any) -
         "python": platform.python_version(),
         **more,
     }
+
+
+def target(out: Path, found: Row, device: str, topic: str, smoke: bool = False) -> Path:
+    """The file of results: date, device and topic."""
+    cuda = torch.device(device).type == "cuda"
+    kind = found["device"].split()[-1].lower() if cuda else "cpu"
+    return out / f"{found['date']}-{kind}-{topic}{'-smoke' * smoke}.json"
 
 
 def parser(
@@ -560,8 +573,7 @@ def recorded(session: Session, args: argparse.Namespace, sections: Sequence[str]
         **record(script, session.device, args.revision, unit="ms", seconds=0.0),
         **session.found,
     }
-    kind = found["device"].split()[-1].lower() if cuda else "cpu"
-    target = args.out / f"{found['date']}-{kind}-{session.topic}{'-smoke' * args.smoke}.json"
+    file = target(args.out, found, session.device, session.topic, args.smoke)
     say(f"{found['device']}, torch {found['torch']}, triton {found['triton']}, {source()}")
     for name in args.only or sections:
         if session.left() < session.least and not args.only:
@@ -582,17 +594,17 @@ def recorded(session: Session, args: argparse.Namespace, sections: Sequence[str]
             except Exception:  # the device is lost; other processes may still have theirs
                 say(traceback.format_exc())
         found["seconds"] = round(time.perf_counter() - START, 1)
-        save(target, found)
-    return target
+        save(file, found)
+    return file
 
 
-def verdict(found: Row, target: Path) -> int:
+def verdict(found: Row, file: Path) -> int:
     """Say how a run ended; the exit status is 1 if a check, a section or a row of this library failed."""
     judged = [*found.get("checks", ()), *([found["giant"]] if "giant" in found else [])]
     bad = [r for r in judged if not r.get("ok")]
     rows = [r for part in found.values() if isinstance(part, list) for r in part]
     raised = [r for r in rows if isinstance(r, dict) and "exception" in r and ours(r)]
-    say(f"wrote {target}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
+    say(f"wrote {file}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
         f"{len(raised)} rows raised, left out: {found['skipped']}")  # fmt: skip
     return int(bool(bad or raised or found["failures"]))
 

@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 import torch
-from harness import Call, Row, calls, parser, record, save, turns
+from harness import Call, Row, calls, parser, record, save, target, turns
 from report import by, lines
 from torch import Tensor, nn
 
@@ -105,9 +105,9 @@ def main() -> None:
         shape=list(args.shape), unit="ms, median wall-clock", rows=rows,
         **{"pararnn": pararnn.__version__, "mingru-scans": getattr(peer, "__version__", None)},
     )  # fmt: skip
-    target = args.out / f"{result['date']}-cpu-min-gru.json"
-    save(target, result)
-    target.with_suffix(".md").write_text(table(result) + "\n", encoding="utf-8")
+    file = target(args.out, result, "cpu", "min-gru", args.smoke)
+    save(file, result)
+    file.with_suffix(".md").write_text(table(result) + "\n", encoding="utf-8")
     print(table(result))
 
 

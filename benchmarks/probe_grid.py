@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import json
 import math
 import multiprocessing
 import os
-import platform
-import sys
 import tempfile
 import time
 import tomllib
@@ -36,19 +33,19 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import torch  # noqa: E402
-from probe_models import built, names, rates  # noqa: E402
-from torch import Generator, Tensor  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from harness import ROOT, add_line, parser, read_lines, record
+from probe_models import built, names, rates
+from torch import Generator, Tensor
+from torch.nn import functional as F
 
-from pararnn.tasks import PROTOCOLS, TASKS, WORDS, Batch, Evaluation, Protocol, Task, evaluate  # noqa: E402
+from pararnn.tasks import PROTOCOLS, TASKS, WORDS, Batch, Evaluation, Protocol, Task, evaluate
 
-GRID = HERE / "probe_grid.toml"
+GRID = ROOT / "benchmarks" / "probe_grid.toml"
 PATIENCE = 10.0  # seconds between two lines of progress
 UNASKED = -100
+SHARED = ("device", "torch", "triton", "python", "revision", "date")
 SLOW = 1.5  # milliseconds a step, from which a row is not trained together with others
 
 # --------------------------------------------------------------------------------------
@@ -565,8 +562,7 @@ class Grid:
     def write(self, found: dict[str, Any]) -> None:
         if "seed" in found:
             self.written.add((found["id"], found["seed"]))
-        with self.args.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found | self.same) + "\n")
+        add_line(self.args.out, found | self.same)
 
     def say(self, text: str) -> None:
         print(f"[{self.elapsed:5.0f} s] {text}", flush=True)
@@ -656,17 +652,9 @@ def finished(path: Path) -> set[tuple[str, int]]:
     """Rows and seeds that a file has. A line that was cut off counts as missing, and is removed."""
     if not path.exists():
         return set()
-    lines, found = [], set()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        lines.append(line)
-        if "seed" in entry and "cut" not in entry:
-            found.add((entry["id"], entry["seed"]))
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return found
+    entries = list(read_lines(path.read_text(encoding="utf-8"), cut=True))
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    return {(e["id"], e["seed"]) for e in entries if "seed" in e and "cut" not in e}
 
 
 def planned(args: argparse.Namespace) -> list[Row]:
@@ -691,43 +679,27 @@ def planned(args: argparse.Namespace) -> list[Row]:
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:
-    cuda = torch.device(args.device).type == "cuda"
-    try:
-        import triton
-
-        version = triton.__version__
-    except ImportError:
-        version = None
-    return {
-        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
-        "torch": torch.__version__,
-        "triton": version,
-        "python": platform.python_version(),
-        "revision": args.revision,
-        "workers": args.workers,
-        "date": datetime.date.today().isoformat(),
-    }
+    """What every line says of where it was measured."""
+    found = record("", args.device, args.revision)
+    return {key: found[key] for key in SHARED} | {"workers": args.workers}
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--grid", type=Path, default=GRID)
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines; goes on if it exists")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="jobs at a time")
-    parser.add_argument("--together", type=int, default=16, help="seeds of a job on a GPU")
-    parser.add_argument("--drawers", type=int, default=6, help="processes that draw batches")
-    parser.add_argument("--minutes", type=float, default=1e6, help="no job starts that ends later")
-    parser.add_argument("--grace", type=float, default=45, help="seconds later all is stopped")
-    parser.add_argument("--only", action="append", help="rows whose id contains this; repeatable")
-    parser.add_argument("--first", type=int, default=1, help="lowest priority number that runs")
-    parser.add_argument("--last", type=int, default=99, help="highest")
-    parser.add_argument("--steps", type=int, help="at most so many, to test the script")
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of every model")
-    parser.add_argument("--list", action="store_true", help="only show what would run")
-    parser.add_argument("--revision", default="not given", help="of the code, for the record")
-    return parser.parse_args(arguments)
+    made = parser(__doc__, out=None)
+    made.add_argument("--grid", type=Path, default=GRID)
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--workers", type=int, default=1, help="jobs at a time")
+    made.add_argument("--together", type=int, default=16, help="seeds of a job on a GPU")
+    made.add_argument("--drawers", type=int, default=6, help="processes that draw batches")
+    made.add_argument("--minutes", type=float, default=1e6, help="no job starts that ends later")
+    made.add_argument("--grace", type=float, default=45, help="seconds later all is stopped")
+    made.add_argument("--only", action="append", help="rows whose id contains this; repeatable")
+    made.add_argument("--first", type=int, default=1, help="lowest priority number that runs")
+    made.add_argument("--last", type=int, default=99, help="highest")
+    made.add_argument("--steps", type=int, help="at most so many, to test the script")
+    made.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    made.add_argument("--list", action="store_true", help="only show what would run")
+    return made.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
