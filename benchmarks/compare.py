@@ -25,8 +25,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from harness import RESULTS, START, Row, add_line, parser, process, say
+from harness import RESULTS, START, Row, add_line, parser, say
 from report import lines, load
+from sessions import process
 
 BATCHES = (
     ("gpu_channelwise.py", ("main", "others", "layer", "memory", "overhead"), 40),

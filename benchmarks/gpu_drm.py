@@ -48,7 +48,8 @@ import sys
 
 from gpu_drm_parts import Parts
 from gpu_drm_rollouts import Rollouts
-from harness import parser, recorded, verdict
+from harness import parser
+from sessions import recorded, verdict
 
 
 class Benchmark(Parts, Rollouts):

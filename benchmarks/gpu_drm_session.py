@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Row, Session
+from harness import Row
+from sessions import Session
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -59,22 +59,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import (
-    DTYPES,
-    Row,
-    Session,
-    attempt,
-    brief,
-    calls,
-    checked,
-    parser,
-    pooled,
-    recorded,
-    say,
-    source,
-    tell,
-    verdict,
-)
+from harness import DTYPES, Row, attempt, brief, calls, checked, parser, say, tell
 from linear_checks import CASES, CHECKED, check_mixer, check_scan
 from linear_peers import PACKAGES, PEER, PEERS, WARP, as_peer, peer_mixer, see_peers
 from linear_problems import (
@@ -99,6 +84,7 @@ from linear_problems import (
     problem,
     scan_row,
 )
+from sessions import Session, pooled, recorded, source, verdict
 from torch import nn
 
 # -- jobs of the workers ---------------------------------------------------------------------------

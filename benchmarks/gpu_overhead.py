@@ -29,20 +29,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from harness import (
-    Row,
-    Session,
-    calls,
-    emit,
-    parser,
-    process,
-    read_lines,
-    recorded,
-    say,
-    source,
-    summary,
-    verdict,
-)
+from harness import Row, calls, emit, parser, read_lines, say, summary
+from sessions import Session, process, recorded, source, verdict
 from torch import nn
 
 SMALL = (8, 128, 64)

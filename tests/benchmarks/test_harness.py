@@ -22,6 +22,11 @@ def script(monkeypatch):
     return importlib.import_module("harness")
 
 
+@pytest.fixture
+def sessions(script):
+    return importlib.import_module("sessions")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0000001])
 def test_a_row_passes_only_within_its_tolerance(script, value):
     def row(*parts):
@@ -59,9 +64,9 @@ def test_a_check_that_raises_is_a_row_that_failed(script, capsys):
         ({"peers": [{"peer": "fla", "exception": "no luck"}]}, 0),
     ],
 )
-def test_exit_status(script, change, status, tmp_path):
+def test_exit_status(sessions, change, status, tmp_path):
     found = {"failures": {}, "skipped": [], "checks": [{"ok": True}], "giant": {"ok": True}}
-    assert script.verdict(found | change, tmp_path) == status
+    assert sessions.verdict(found | change, tmp_path) == status
 
 
 def test_lines_of_json(script, tmp_path, capsys):
@@ -102,23 +107,23 @@ def test_calls_take_turns(script):
     assert len(order) == 2 * (1 + 3)
 
 
-def test_work_in_processes(script):
+def test_work_in_processes(sessions):
     tasks = [(math.sqrt, 4.0), (math.sqrt, -1.0)]
-    found = dict(script.pooled(tasks, 2, math.inf))
+    found = dict(sessions.pooled(tasks, 2, math.inf))
     assert found[4.0] == 2.0
     assert isinstance(found[-1.0], ValueError)
 
 
 @pytest.mark.slow
-def test_what_does_not_end_in_time_is_told(script):
+def test_what_does_not_end_in_time_is_told(sessions):
     begin = time.perf_counter()
-    found = list(script.pooled([(time.sleep, 300.0)], 1, 5.0))
+    found = list(sessions.pooled([(time.sleep, 300.0)], 1, 5.0))
     assert [(job, type(result)) for job, result in found] == [(300.0, TimeoutError)]
     assert time.perf_counter() - begin < 100
 
 
-def test_sections_are_rows_of_cases(script):
-    class One(script.Session):
+def test_sections_are_rows_of_cases(script, sessions):
+    class One(sessions.Session):
         topic = script = "x"
 
     args = script.parser("About.", ("some",), 100).parse_args(["--smoke"])
