@@ -41,6 +41,11 @@ LAUNCH = {("jit.py", "run"), ("interpreter.py", "run"), ("interpreter.py", "__ca
 """File and function of Triton that starts a kernel: compiled, and in the interpreter."""
 
 
+def launches(path: str, name: str) -> bool:
+    folder, _, file = path.rpartition(os.sep)
+    return (file, name) in LAUNCH and f"{os.sep}triton{os.sep}" in folder + os.sep
+
+
 class Counted:
     """The functions that are entered while a call runs, until a kernel is started and in all."""
 
@@ -71,8 +76,7 @@ class Counted:
         self.at += 1
         if self.launched:
             return
-        name = (path.rsplit(os.sep, 1)[-1], frame.f_code.co_name)
-        if "triton" in path and name in LAUNCH:
+        if launches(path, frame.f_code.co_name):
             self.launched, self.depth = True, self.at
             return
         self.before += 1
