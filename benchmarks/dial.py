@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from card_numerics import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, ROOT, TOP, WIDTH, Plot, log10
-
-BLUE, GREEN, _, ORANGE, _ = COLOURS
-
+from harness import ROOT
+from plots import BLUE, GREEN, INK, ORANGE, Plot
+from report import written
 
 # --------------------------------------------------------------------------------------
 # One correction, on h' = (1 - z) h + z tanh(a h + u)
@@ -56,36 +55,26 @@ def chunks(starts: list[float]) -> tuple[list[Points], list[float]]:
 
 def panel(title: str, text: str) -> Plot:
     plot = Plot(title, text, (0, STEPS), (-1, 1))
+    plot.up([])
     for p in range(STEPS // LENGTH + 1):
-        x, _ = plot.at(p * LENGTH, 0)
-        plot.add(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" '
-                 f'opacity=".25"/>')  # fmt: skip
-    for p in range(STEPS // LENGTH):
-        x, _ = plot.at((p + 0.5) * LENGTH, 0)
-        plot.text(x, HEIGHT - BOTTOM + 18, f"chunk {p + 1}", 'text-anchor="middle"')
-    plot.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "time", 'text-anchor="middle"')
-    plot.text(LEFT - 8, (TOP + HEIGHT - BOTTOM) / 2, "state", 'text-anchor="end"')
-    true = [plot.at(*point) for point in walk(0.0, 0, STEPS)[0]]
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in true)
-    plot.add(f'<path d="M{path}" fill="none" stroke="currentColor" stroke-width="7" '
-             f'opacity=".16"/>')  # fmt: skip
+        plot.axes.axvline(p * LENGTH, color=INK, alpha=0.25, linewidth=1)
+    plot.across([((p + 0.5) * LENGTH, f"chunk {p + 1}") for p in range(STEPS // LENGTH)], "time")
+    plot.axes.tick_params("x", length=0)
+    plot.axes.set_ylabel("state", rotation=0, horizontalalignment="right")
+    plot.line(walk(0.0, 0, STEPS)[0], INK, dots=False, linewidth=7, alpha=0.16)
     return plot
 
 
-def dashed(plot: Plot, points: Points, colour: str, more: str = "") -> None:
-    path = "L".join("{:.1f} {:.1f}".format(*plot.at(*point)) for point in points)
-    plot.add(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-dasharray="2 3" '
-             f'stroke-width="1.6"{more}/>')  # fmt: skip
+def dashed(plot: Plot, points: Points, colour: str, alpha: float = 1.0) -> None:
+    plot.line(points, colour, dots=False, linestyle=(0, (1.2, 1.9)), linewidth=1.6, alpha=alpha)
 
 
 def dot(plot: Plot, x: float, y: float, colour: str) -> None:
-    across, down = plot.at(x, y)
-    plot.add(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="4" fill="{colour}"/>')
+    plot.line([(x, y)], colour, markersize=8)
 
 
 def gap(plot: Plot, x: float, low: float, high: float, colour: str) -> None:
-    (across, a), (_, b) = plot.at(x, low), plot.at(x, high)
-    plot.add(f'<path d="M{across:.1f} {a:.1f}V{b:.1f}" stroke="{colour}" stroke-width="3"/>')
+    plot.line([(x, low), (x, high)], colour, dots=False, linewidth=3)
 
 
 def guess_and_correction() -> tuple[Plot, Plot]:
@@ -115,7 +104,7 @@ def guess_and_correction() -> tuple[Plot, Plot]:
         "and the walks lie on the true trajectory.",
     )
     for points in before[1:]:
-        dashed(second, points, BLUE, ' opacity=".75"')
+        dashed(second, points, BLUE, 0.75)
     for points in after:
         second.line(points, GREEN, dots=False)
     for (x, end), start in zip((points[-1] for points in after[:-1]), corrected[1:], strict=True):
@@ -146,26 +135,23 @@ def dial() -> Plot:
         (0, CELLS),
         (-1, 1),
     )
-    left, width = LEFT, (WIDTH - RIGHT - LEFT) / CELLS
-    tops = [36 + 84 * i for i in range(len(STOPS))]
-    plot.add(f'<path d="M20 {tops[0] + 9}V{tops[-1] + 9}" stroke="currentColor" opacity=".4" '
-             f'stroke-width="2"/>')  # fmt: skip
-    for top, (length, name, cost) in zip(tops, STOPS, strict=True):
+    plot.axes.set_axis_off()
+    plot.axes.axvline(-2, 0.12, 1.05, color=INK, alpha=0.4, linewidth=2, clip_on=False)
+    for middle, (length, name, cost) in zip((0.8, -0.05, -0.9), STOPS, strict=True):
         colour = GREEN if length == 6 else BLUE
-        plot.add(f'<circle cx="20" cy="{top + 9}" r="6" fill="{colour}"/>')
-        plot.text(left, top + 13, name, 'font-weight="600"')
-        plot.text(left, top + 60, cost)
-        y = top + 32
+        plot.line([(-2, middle + 0.19)], colour, markersize=12)
+        plot.note((0, middle), name, (0, 14), "data", weight="bold")
+        plot.note((0, middle), cost, (0, -20), "data")
         for start in range(0, CELLS, length):
-            x0, x1 = left + start * width, left + (start + length) * width
-            inset = 5 if length > 1 else 4
-            plot.add(f'<path d="M{x0 + inset:.1f} {y}H{x1 - 3:.1f}" stroke="{colour}" '
-                     f'stroke-width="2"/>')  # fmt: skip
-            plot.add(f'<path d="M{x1 - 6:.1f} {y - 3.5}L{x1 - 2:.1f} {y}L{x1 - 6:.1f} {y + 3.5}" '
-                     f'fill="none" stroke="{colour}" stroke-width="2"/>')  # fmt: skip
             guessed = start or length == 1
-            mark = ORANGE if guessed else "currentColor"
-            plot.add(f'<circle cx="{x0 + 3:.1f}" cy="{y}" r="3" fill="{mark}"/>')
+            plot.axes.annotate(
+                "",
+                (start + length - 0.1, middle),
+                (start + 0.3, middle),
+                arrowprops={"arrowstyle": "->", "color": colour, "linewidth": 2, "mutation_scale": 8,
+                            "shrinkA": 0, "shrinkB": 0},
+            )  # fmt: skip
+            plot.line([(start + 0.25, middle)], ORANGE if guessed else INK, markersize=6)
     return plot
 
 
@@ -189,23 +175,17 @@ def modelled() -> Plot:
         "times cheaper for 64 numbers, about twice for 1024, and dearer or no cheaper for 16384.",
         (6, 12),
         (-2, 1),
+        log=True,
     )
-    plot.axes([], "chunk length L", 1)
-    for length in lengths:
-        x, y = plot.at(math.log2(length), -2)
-        plot.add(f'<path d="M{x:.1f} {y:.1f}v4" stroke="currentColor" opacity=".6"/>')
-        anchor = "middle" if length < TOTAL else "end"
-        plot.text(
-            x if length < TOTAL else WIDTH - 1, y + 18, f"{length:.0f}", f'text-anchor="{anchor}"'
-        )
-    plot.level(0, "")
+    plot.across([(math.log2(n), f"{n:.0f}") for n in lengths], "chunk length L")
+    plot.level(1, "")
     for colour, numbers in zip((GREEN, BLUE, ORANGE), SIZES, strict=True):
         loop = TOTAL * device.step(numbers)
         points = []
         for length in (2 ** (i / 4) for i in range(24, 49)):
             warmup = cost.WARMUP if length < TOTAL else 0
             solve = (length + warmup) * device.step(numbers * TOTAL / length)
-            points.append((math.log2(length), log10(solve / loop)))
+            points.append((math.log2(length), solve / loop))
         plot.line(points, colour, dots=False)
     plot.legend([(c, f"N = {n}") for c, n in zip((GREEN, BLUE, ORANGE), SIZES, strict=True)])
     return plot
@@ -220,11 +200,6 @@ def outputs() -> Iterator[tuple[Path, str]]:
     yield modelled().write("dial_cost")
 
 
-def main() -> None:
-    for path, text in outputs():
-        path.write_text(text, encoding="utf-8")
-        print(path.relative_to(ROOT))
-
-
 if __name__ == "__main__":
-    main()
+    for path in written(outputs()):
+        print(path.relative_to(ROOT))

@@ -10,14 +10,12 @@ said of J's. The results are committed; `--redraw` only makes the table from the
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import sys
 from typing import Any
 
+import report
 import torch
-from card_numerics import ROOT
-from channelwise_page import table
+from harness import RESULTS, Row, record, save
+from report import table
 
 from examples.drm_bytes import PRESETS, Preset, settings, text, train, validate
 from pararnn.drm import (
@@ -29,7 +27,7 @@ from pararnn.drm import (
     frame_holonomy,
 )
 
-DATA = ROOT / "benchmarks" / "results" / "drm_geometry.json"
+DATA = RESULTS / "drm_geometry.json"
 TABLE = DATA.with_suffix(".md")
 MODELS = ("J", "J_NO_NATURALIZATION")
 MEASURES = {
@@ -97,8 +95,8 @@ def measured(seeds: int, preset: Preset) -> dict[str, Any]:
                 rows.append({"model": name, "seed": seed, "steps": steps}
                             | measure(model, held_out, preset))  # fmt: skip
                 print(rows[-1], flush=True)
-    return {"command": "python benchmarks/drm_geometry.py", "device": "CPU", "seeds": seeds,
-            "torch": torch.__version__, "preset": preset._asdict(), "rows": rows}  # fmt: skip
+    about = record("python benchmarks/drm_geometry.py", "cpu", words=())
+    return about | {"seeds": seeds, "preset": preset._asdict(), "rows": rows}
 
 
 def drawn(found: dict[str, Any]) -> str:
@@ -112,24 +110,20 @@ def drawn(found: dict[str, Any]) -> str:
     return table("Diagnostics before and after training", head, lines)
 
 
-def spread(rows: list[dict[str, Any]], key: str) -> str:
+def spread(rows: list[Row], key: str) -> str:
     """Mean of the seeds, and their deviation."""
-    values, digits = [r[key] for r in rows], MEASURES[key][1]
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+    return report.spread([r[key] for r in rows], MEASURES[key][1])
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--redraw", action="store_true", help="only the table")
     arguments = parser.parse_args()
     if not arguments.redraw:
-        found = json.dumps(measured(arguments.seeds, PRESETS["small"]), indent=1) + "\n"
-        DATA.write_text(found, encoding="utf-8")
-    TABLE.write_text(drawn(json.loads(DATA.read_text(encoding="utf-8"))), encoding="utf-8")
-    return 0
+        save(DATA, measured(arguments.seeds, PRESETS["small"]))
+    TABLE.write_text(drawn(report.load(DATA)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

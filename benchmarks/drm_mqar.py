@@ -11,11 +11,8 @@ written after every model; those that the budget does not reach are left out.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import multiprocessing
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,18 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from harness import Row, parser, record, save, target
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-HERE = Path(__file__).resolve()
-sys.path.insert(0, str(HERE.parent.parent))
+from pararnn import DeltaMinGRU, ParaM2RNN
+from pararnn.drm import CONTROLS, DRM, VARIANTS, DRMConfig, variant
+from pararnn.drm.mqar import SIZES, VOCABULARY, recall_sequences
+from pararnn.tasks import Batch
 
-from pararnn import DeltaMinGRU, ParaM2RNN  # noqa: E402
-from pararnn.drm import CONTROLS, DRM, VARIANTS, DRMConfig, variant  # noqa: E402
-from pararnn.drm.mqar import SIZES, VOCABULARY, recall_sequences  # noqa: E402
-from pararnn.tasks import Batch  # noqa: E402
-
-Row = dict[str, Any]
 FIRST = ("J", "J_NO_METRIC", "I", "SSM_CONTROL", "J_NO_DIRECTION", "J_DIRECT_CONTROL")
 PRESETS = ("published", "notes")
 WIDTH = SIZES["d_state"]
@@ -291,49 +285,30 @@ def finished(work: list[Work], jobs: int, until: float) -> Iterator[list[Row]]:
 
 
 def main(arguments: list[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", action="append", help="only this one; repeatable")
-    parser.add_argument("--seeds", type=int, default=3, help="1 to this one")
-    parser.add_argument("--steps", type=int, default=1000, help="the published number is 1000")
-    parser.add_argument("--tests", type=int, default=32, help="test batches")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
-    parser.add_argument("--budget", type=float, default=3600, help="seconds for all")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "results", help="folder")
-    parser.add_argument("--revision", default="not given", help="of the code, for the record")
-    parser.add_argument("--smoke", action="store_true", help="tiny models, to test the script")
-    args = parser.parse_args(arguments)
+    made = parser(__doc__, budget=3600)
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--model", action="append", help="only this one; repeatable")
+    made.add_argument("--seeds", type=int, default=3, help="1 to this one")
+    made.add_argument("--steps", type=int, default=1000, help="the published number is 1000")
+    made.add_argument("--tests", type=int, default=32, help="test batches")
+    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
+    args = made.parse_args(arguments)
     known = (*CELLS, *VARIANTS, *CONTROLS)
     for name in args.model or ():
         if name not in known:
-            parser.error(f"--model: got {name!r}, expected one of {', '.join(known)}.")
+            made.error(f"--model: got {name!r}, expected one of {', '.join(known)}.")
     began = time.perf_counter()
-    cuda = torch.device(args.device).type == "cuda"
-    device = torch.cuda.get_device_name() if cuda else "CPU"
     work = plan(args)
-    found: Row = {
-        "date": datetime.date.today().isoformat(),
-        "revision": args.revision,
-        "command": f"python benchmarks/drm_mqar.py --device {args.device} --seeds {args.seeds} "
-        f"--steps {args.steps} --tests {args.tests} --jobs {args.jobs} --budget {args.budget:g}",
-        "device": device,
-        "torch": torch.__version__,
-        "dtype": "float32",
-        "jobs": args.jobs,
-        "planned": sum(len(w.seeds) for w in work),
-        "aliases": aliases(),
-        "rows": [],
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    kind = device.split()[-1].lower()
-    steps = "" if args.steps == 1000 else f"-{args.steps}"
-    target = args.out / f"{found['date']}-{kind}-drm-mqar{steps}{'-smoke' * args.smoke}.json"
+    found = record(
+        "python benchmarks/drm_mqar.py", args.device, args.revision, arguments, dtype="float32",
+        jobs=args.jobs, planned=sum(len(w.seeds) for w in work), aliases=aliases(), rows=[],
+    )  # fmt: skip
+    topic = "drm-mqar" + ("" if args.steps == 1000 else f"-{args.steps}")
+    file = target(args.out, found, args.device, topic, args.smoke)
     for rows in finished(work, args.jobs, began + args.budget):
         found["rows"] += rows
         found["seconds"] = round(time.perf_counter() - began, 1)
-        partial = target.with_suffix(".part")
-        partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        partial.replace(target)
+        save(file, found)
         for row in rows:
             label = (
                 f"[{found['seconds']} s] {row['model']} {row['preset'] or ''} seed {row['seed']}"
@@ -342,8 +317,8 @@ def main(arguments: list[str] | None = None) -> Path:
                 print(f"{label}: {row['exception'].strip().splitlines()[-1]}", flush=True)
             else:
                 print(f"{label}: {row['loss']:.3f} nats, {row['accuracy']:.1%}", flush=True)
-    print(f"{len(found['rows'])} of {found['planned']} runs in {target}")
-    return target
+    print(f"{len(found['rows'])} of {found['planned']} runs in {file}")
+    return file
 
 
 if __name__ == "__main__":

@@ -2,46 +2,30 @@
 
     python benchmarks/drm_page.py
 
-They come from the newest committed results of each. The output is deterministic.
+They come from the newest committed results of each.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from card_numerics import ROOT
-from channelwise_page import RESULTS, table
+import report
+from harness import ROOT, Row
+from report import Found, done, spread, table
 
-Row = dict[str, Any]
-Found = dict[str, Any]
 REFERENCE = "J"
 
 
 def newest(topic: str, device: str = "h200") -> Path:
-    results = sorted(RESULTS.glob(f"*-{device}-drm-{topic}.json"))
-    if not results:
-        raise SystemExit(f"no results *-{device}-drm-{topic}.json in benchmarks/results")
-    return results[-1]
+    return report.newest(f"{device}-drm-{topic}")
 
 
-def grouped(rows: list[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+def grouped(rows: list[Row], *keys: str) -> dict[tuple[object, ...], list[Row]]:
     """Rows that have numbers, by some of their fields, in the order of their seeds."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in sorted(rows, key=lambda r: r["seed"]):
-        if "exception" not in row:
-            groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return groups
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean and sample deviation."""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+    return report.grouped(sorted(done(rows), key=lambda r: r["seed"]), *keys)
 
 
 def mean_of(rows: list[Row], key: str) -> float:
@@ -134,16 +118,9 @@ def outputs() -> Iterator[tuple[Path, str]]:
         ("mqar", "cpu", "drm_mqar_cpu", {"provenance": mqar_provenance}),
         ("bytes", "h200", "drm_bytes", text),
     ):
-        found = json.loads(newest(topic, device).read_text(encoding="utf-8"))
-        for name, make in makers.items():
-            yield RESULTS / f"{prefix}_{name}.md", make(found)
-
-
-def main() -> None:
-    for path, text in outputs():
-        path.write_text(text, encoding="utf-8")
-        print(path.relative_to(ROOT))
+        yield from report.fragments(prefix, report.load(newest(topic, device)), makers)
 
 
 if __name__ == "__main__":
-    main()
+    for path in report.written(outputs()):
+        print(path.relative_to(ROOT))

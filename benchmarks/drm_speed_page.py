@@ -2,31 +2,20 @@
 
     python benchmarks/drm_speed_page.py [RESULTS.json]
 
-The default is the newest committed result. In place of a table of what was not measured there is a
-line that says so. The output is deterministic.
+In place of a table of what was not measured there is a line that says so.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from card_numerics import ROOT
-from channelwise_page import RESULTS, by, median, ms, table
-from linear_page import captured, done
+import report
+from harness import RESULTS, Row, median
+from report import Found, by, captured, done, ms, table
 
-Row = dict[str, Any]
-Found = dict[str, Any]
-
-
-def newest() -> Path:
-    results = sorted(RESULTS.glob("*-h200-drm.json"))
-    if not results:
-        raise SystemExit("no results of benchmarks/gpu_drm.py in benchmarks/results")
-    return results[-1]
+newest = partial(report.newest, "h200-drm")
 
 
 def small(value: float | None) -> str:
@@ -182,13 +171,5 @@ def outputs(found: Found) -> Iterator[tuple[Path, str]]:
         yield RESULTS / f"drm_speed_{name}.md", text
 
 
-def main() -> int:
-    path = Path(sys.argv[1]) if sys.argv[1:] else newest()
-    for target, text in outputs(json.loads(path.read_text(encoding="utf-8"))):
-        target.write_text(text, encoding="utf-8")
-        print(target.relative_to(ROOT))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    report.page(__doc__, outputs, newest)

@@ -14,32 +14,17 @@ the benchmarks page show, to the `.md` beside it.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from harness import Row, calls, parser, record, save, target, turns
+from report import by, lines
 from torch import Tensor
 
-RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES = ((8, 2048, 256), (1, 16384, 64), (64, 256, 256), (4, 1000, 64))
-
-
-def median_ms(run: Callable[[], object], repeats: int) -> float:
-    """Median wall-clock time after one warm-up, in milliseconds."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
 
 
 def problem(batch: int, length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -66,17 +51,14 @@ def loop(drives: Tensor, weights: Tensor) -> Tensor:
     return torch.stack(states, 1)
 
 
-def timed(
-    forward: Callable[[], Tensor], leaves: list[Tensor], cotangent: Tensor, repeats: int
-) -> dict[str, float]:
-    def no_grad() -> None:
-        with torch.no_grad():
-            forward()
+PASSES = {"forward": "fwd", "both": "fwd+bwd"}
 
-    return {
-        "fwd": median_ms(no_grad, repeats),
-        "fwd+bwd": median_ms(lambda: torch.autograd.grad(forward(), leaves, cotangent), repeats),
-    }
+
+def timed(
+    forward: Callable[..., Tensor], leaves: list[Tensor], cotangent: Tensor, repeats: int
+) -> dict[str, float]:
+    parts = calls(lambda *_: forward(), leaves, cotangent)
+    return {PASSES[name]: turns({name: run}, repeats)[name] for name, run in parts.items()}
 
 
 def ours(batch: int, length: int, width: int, repeats: int) -> dict[str, object]:
@@ -118,16 +100,16 @@ def peer(batch: int, length: int, width: int, repeats: int) -> dict[str, object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="Python of an environment with pararnn-torch installed")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--as-peer", nargs=3, type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--peer", help="Python of an environment with pararnn-torch installed")
+    made.add_argument("--repeats", type=int, default=7)
+    made.add_argument("--as-peer", nargs=3, type=int, help=argparse.SUPPRESS)
+    args = made.parse_args()
     if args.as_peer:
         print(json.dumps(peer(*args.as_peer, repeats=args.repeats)))
         return
     rows = []
-    for shape in SHAPES:
+    for shape in ((2, 16, 4),) if args.smoke else SHAPES:
         row: dict[str, object] = {"shape": shape, **ours(*shape, repeats=args.repeats)}
         if args.peer:
             command = [args.peer, __file__, "--repeats", str(args.repeats), "--as-peer"]
@@ -137,43 +119,33 @@ def main() -> None:
             row["pararnn-torch"] = json.loads(out.stdout.splitlines()[-1])
         rows.append(row)
         print(f"{shape} done", file=sys.stderr)
-    today = datetime.date.today().isoformat()
-    result = {
-        "date": today,
-        "command": "python benchmarks/eager_cpu.py --peer PYTHON",
-        "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "dtype": "float32",
-        "unit": "ms, median wall-clock",
-        "rows": rows,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"{today}-cpu-eager.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
-    target.with_suffix(".md").write_text(table(result) + "\n")
+    result = record(
+        "python benchmarks/eager_cpu.py", "cpu", args.revision, dtype="float32",
+        unit="ms, median wall-clock", rows=rows,
+    )  # fmt: skip
+    file = target(args.out, result, "cpu", "eager", args.smoke)
+    save(file, result)
+    file.with_suffix(".md").write_text(table(result) + "\n", encoding="utf-8")
     print(table(result))
 
 
-def table(result: dict) -> str:
+def table(result: Row) -> str:
     """The results as a Markdown table."""
-    lines = [
-        f"{result['device']}, torch {result['torch']}, {result['dtype']}, {result['unit']}, "
-        f"{result['date']}; `{result['command']}`.",
-        "",
-        "| B×T×D | pass | pararnn | loop | pararnn-torch | loop / pararnn | pararnn-torch / pararnn |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for row in result["rows"]:
-        for part in ("fwd", "fwd+bwd"):
+        for part in PASSES.values():
             own, base = row["pararnn"][part], row["loop"][part]
             other = row.get("pararnn-torch", {}).get(part)
-            lines.append(
-                f"| {'×'.join(map(str, row['shape']))} | {part} | {own:.1f} | {base:.1f} | "
-                + (f"{other:.1f}" if other else "–")
-                + f" | {base / own:.1f}× | "
-                + (f"{other / own:.1f}× |" if other else "– |")
-            )
-    return "\n".join(lines)
+            theirs = (f"{other:.1f}", f"{other / own:.1f}×") if other else ("–", "–")
+            shown = (f"{own:.1f}", f"{base:.1f}", theirs[0], f"{base / own:.1f}×", theirs[1])
+            rows.append([by(row["shape"]), part, *shown])
+    head = ["B×T×D", "pass", "pararnn", "loop", "pararnn-torch", "loop / pararnn",
+            "pararnn-torch / pararnn"]  # fmt: skip
+    about = (
+        f"{result['device']}, torch {result['torch']}, {result['dtype']}, {result['unit']}, "
+        f"{result['date']}; `{result['command']}`."
+    )
+    return "\n".join([about, "", *lines(head, rows, 2)])
 
 
 if __name__ == "__main__":

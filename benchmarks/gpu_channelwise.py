@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/gpu_channelwise.py [--peer DIR] [--out DIR] [--budget 345]
 
-One run first checks every case of `gpu_checks.py` against a float64 loop, in several processes,
+One run first checks every case of `gpu_cases.py` against a float64 loop, in several processes,
 which also fills Triton's cache; then it measures, alone on the device. `--peer` is a folder made by
 `pip install --target DIR pararnn-torch`; that package runs in a process of its own. `--smoke` runs
 everything at tiny sizes, on a CPU too (`TRITON_INTERPRET=1`), to test this script. The exit status
@@ -34,307 +34,86 @@ Results: `<out>/<date>-h200-channelwise.json` (the name has the device), with
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import gc
 import json
-import multiprocessing
-import os
-import statistics
-import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from channelwise_problems import (
+    BIASES,
+    COUNTS,
+    GRU,
+    LSTM,
+    MAIN,
+    NORMS,
+    OTHERS,
+    SHORT,
+    SMOKE,
+    SWEEP,
+    Run,
+    as_peer,
+    fixed,
+    warm,
+)
+from gpu_cases import giant, jobs, small_jobs
+from gpu_checks import case_of, run_job
+from harness import DTYPES, Row, brief, calls, parser, say, tell
+from sessions import Session, pooled, recorded, verdict
 from torch import Tensor
-
-HERE = Path(__file__).resolve()
-RESULTS = HERE.parent / "results"
-START = time.perf_counter()
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-GRU, LSTM = "ParaGRU[diag]", "ParaLSTM"
-OTHERS = (
-    "ParaSLSTM[sigmoid]", "ParaSLSTM[exp]", "ParaCfC[published]", "ParaCfC[consistent]", "ParaNLRU",
-)  # fmt: skip
-MAIN = (
-    (64, 512, 1024), (128, 1024, 1024), (8, 2048, 1024), (1, 8192, 1024), (1, 131072, 256),
-)  # fmt: skip
-# B·T is 32768 in the first rows: the same bytes at every length.
-SWEEP = (
-    (256, 128, 1024), (128, 256, 1024), (64, 512, 1024), (32, 1024, 1024), (16, 2048, 1024),
-    (8, 4096, 1024), (4, 8192, 1024), (2, 16384, 1024), (1, 32768, 1024),
-    (128, 1024, 1024), (8, 2048, 1024), (1, 8192, 1024), (1, 131072, 256),
-    (4, 4096, 256), (2, 4096, 512),
-)  # fmt: skip
-SHORT = ((64, 512, 1024), (8, 2048, 1024), (1, 8192, 1024), (1, 131072, 256))
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-NORMS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
-BIASES = (0.0, -2.0, -4.0)
-
-
-def say(text: str) -> None:
-    print(f"[{time.perf_counter() - START:6.1f} s] {text}", flush=True)
-
-
-# -- measuring -------------------------------------------------------------------------------------
-
-
-def summary(times: list[float]) -> dict[str, float]:
-    """Median, least and most, in milliseconds."""
-    return {
-        "median": round(statistics.median(times), 5),
-        "least": round(min(times), 5),
-        "most": round(max(times), 5),
-    }
-
-
-class Clock:
-    """Times calls on a device; on a CPU, once, only to run them."""
-
-    def __init__(self, device: str):
-        self.device, self.cuda = device, device == "cuda"
-        self.stream = torch.cuda.Stream() if self.cuda else None
-        if self.stream is not None:  # everything is on it, so that all of it can be captured
-            torch.cuda.set_stream(self.stream)
-
-    def events(self, run: Callable[[], object], repeats: int = 5) -> list[float]:
-        """Times of single calls."""
-        times = []
-        for _ in range(repeats):
-            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            begin.record()
-            run()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
-        return times
-
-    def eager(self, run: Callable[[], object], repeats: int = 5) -> dict[str, float]:
-        if not self.cuda:
-            return self.once(run)
-        self.busy(run)
-        return summary(self.events(run, repeats))
-
-    def busy(self, run: Callable[[], object]) -> None:
-        """Run until the clocks are up."""
-        begin = time.perf_counter()
-        while time.perf_counter() - begin < 0.03:
-            run()
-            torch.cuda.synchronize()
-
-    def once(self, run: Callable[[], object]) -> dict[str, float]:
-        begin = time.perf_counter()
-        run()
-        return summary([1e3 * (time.perf_counter() - begin)])
-
-    def graph(self, run: Callable[[], object], repeats: int = 7) -> dict[str, float]:
-        """Times of a call inside a captured graph of several."""
-        if not self.cuda:
-            return self.once(run)
-        run()
-        guess = min(self.events(run, 3))
-        calls = int(min(20, max(2, 2 / max(guess, 1e-3))))
-        repeats = repeats if guess < 20 else 3
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, stream=self.stream):
-            for _ in range(calls):
-                run()
-        self.busy(captured.replay)
-        times = [t / calls for t in self.events(captured.replay, repeats)]
-        del captured
-        return summary(times)
-
-
-def copy_bandwidth(clock: Clock) -> dict[str, Any]:
-    """The best of three ways to copy 1 GiB: bytes read and written a second."""
-    numbers = 2**28 if clock.cuda else 2**16
-    x = torch.randn(numbers, device=clock.device)
-    y = torch.empty_like(x)
-    ways: dict[str, Callable[[], object]] = {
-        "torch.mul": lambda: torch.mul(x, 1, out=y),
-        "copy_": lambda: y.copy_(x),
-    }
-    if clock.cuda:
-        ways["Triton"] = lambda: triton_copy(x, y)
-    found = {}
-    for name, run in ways.items():
-        for _ in range(50 if clock.cuda else 1):
-            run()
-        times = clock.events(run, 15) if clock.cuda else [1.0]
-        found[name] = 2 * x.nbytes / (1e-3 * statistics.median(times))
-    best = max(found, key=lambda name: found[name])
-    return {"bandwidth": found[best], "best": best, "ways": found}
-
-
-def triton_copy(x: Tensor, y: Tensor) -> None:
-    from gpu_copy import copy
-
-    copy[(x.numel() // 4096,)](x, y, BLOCK=4096, num_warps=8)
-
-
-# -- problems --------------------------------------------------------------------------------------
-
-
-class Run:
-    """One recurrence with given drives, ready to be timed."""
-
-    def __init__(self, clock: Clock, cell: str, shape: tuple[int, ...], dtype: str, **extra: Any):
-        from gpu_checks import make
-
-        self.clock, self.extra = clock, extra
-        self.B, self.T, self.D = shape
-        kind = DTYPES.get(dtype, torch.float64)
-        torch.manual_seed(0)
-        self.cell = make(cell, self.D, device=clock.device, dtype=kind)
-        with torch.no_grad():
-            for m in self.cell.spec.map_list:
-                getattr(self.cell, m.name).uniform_(-0.45, 0.45)
-        width = self.cell.in_proj.out_features
-        options = {"device": clock.device, "dtype": kind}
-        self.u = torch.randn(self.B, self.T, width, **options).requires_grad_()
-        self.bar = torch.randn(self.B, self.T, self.D, **options)
-        gap = self.cell.spec.gap is not None
-        self.dt = torch.rand(self.B, self.T, **options) if gap else None
-        self.leaves = [self.u, *(p for n, p in self.cell.named_parameters() if "in_proj" not in n)]
-
-    def solve(self, **settings: Any) -> Any:
-        from pararnn import NewtonConfig, solve
-
-        config = NewtonConfig(backend="fused", **settings)
-        return solve(self.cell, drives=self.u, dt=self.dt, config=config)
-
-    def forward(self, **settings: Any) -> dict[str, float]:
-        def run() -> None:
-            with torch.no_grad():
-                self.solve(**settings)
-
-        return self.clock.graph(run)
-
-    def both(self, **settings: Any) -> dict[str, float]:
-        return self.clock.graph(
-            lambda: torch.autograd.grad(self.solve(**settings).output, self.leaves, self.bar)
-        )
-
-    def backward(self, **settings: Any) -> dict[str, float]:
-        output = self.solve(**settings).output
-        return self.clock.graph(
-            lambda: torch.autograd.grad(output, self.leaves, self.bar, retain_graph=True)
-        )
-
-    def bytes(self) -> tuple[int, int]:
-        """What must move forward: drives and states; and backward: drives, states, cotangents of
-        the output and of the drives. Slots but the last are kept in float32."""
-        own, G = self.u.element_size(), self.u.shape[2] // self.D
-        states = own + (len(self.cell.spec.slots) - 1) * max(own, 4)
-        gaps = 0 if self.dt is None else self.dt.nbytes
-        lanes = self.B * self.T * self.D
-        return lanes * (G * own + states) + gaps, lanes * ((2 * G + 1) * own + states) + gaps
-
-    def floors(self, bandwidth: float) -> dict[str, float]:
-        forward, backward = (1e3 * b / bandwidth for b in self.bytes())
-        return {"forward": forward, "backward": backward, "both": forward + backward}
-
-
-def fixed(T: int, chunks: int) -> dict[str, int]:
-    return {"chunk_length": -(-T // chunks)}
-
-
-def warm(job: tuple[str, str, int, str]) -> str:
-    """Compile what a timing needs, in a worker: one chunk and several, few lanes and many."""
-    cell, dtype, width, device = job
-    clock = Clock(device)
-    for lanes in (width, 66_000, 90_000) if clock.cuda else (width,):  # as plan.layout tells apart
-        run = Run(clock, cell, (-(-lanes // width), 64, width), dtype)
-        for length in (32, 64):
-            torch.autograd.grad(run.solve(chunk_length=length).output, run.leaves, run.bar)
-    return f"{cell} {dtype} {width}"
-
 
 # -- sections --------------------------------------------------------------------------------------
 
 
-class Session:
-    """What all sections share, and the results so far."""
+class Channelwise(Session):
+    """The sections."""
 
-    def __init__(self, args: argparse.Namespace):
-        self.smoke, self.budget, self.peer = args.smoke, args.budget, args.peer
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.clock = Clock(self.device)
-        self.workers = args.workers
-        self.found: dict[str, Any] = {"failures": {}, "skipped": []}
-        self.bandwidth = 0.0
+    topic, script, least = "channelwise", "gpu_channelwise.py", 15.0
 
     def shapes(self, full: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
-        return [(2, 40, 8)] if self.smoke else list(full)
+        return [SMOKE] if self.smoke else list(full)
 
-    def left(self) -> float:
-        return self.budget - (time.perf_counter() - START)
+    def floors(self, run: Run) -> dict[str, float]:
+        forward, backward = map(self.milliseconds, run.bytes())
+        return {"forward": forward, "backward": backward, "both": forward + backward}
 
     # Checks and compilation, in parallel.
 
-    def checks(self) -> None:
-        import gpu_checks
+    def compile(self) -> list[tuple[Any, Any]]:
+        return [(warm, (c, d, w, self.device)) for c, d, w in self.timed_kernels()]
 
-        listed = list(gpu_checks.small_jobs() if self.smoke else gpu_checks.jobs())
-        listed = listed[:3] if self.smoke else listed
-        wanted = [(c, d, w, self.device) for c, d, w in self.timed_kernels()]
-        rows: list[dict[str, Any]] = []
-        context = multiprocessing.get_context("spawn")
+    def warm(self) -> None:
+        """Only compile what is timed."""
+        for job, found in pooled(self.compile(), self.workers, self.left()):
+            say(f"compiled {job}: {found}")
+
+    def checks(self) -> None:
+        listed = list(small_jobs() if self.smoke else jobs())[: 3 if self.smoke else None]
+        check = partial(run_job, device=self.device)
+        tasks = [*self.compile(), *((check, cases) for cases in listed)]
         peer = self.start_peer(warm=True) if self.peer else None
-        with ProcessPoolExecutor(self.workers, mp_context=context) as pool:
-            timings = [pool.submit(warm, job) for job in wanted]
-            futures = [pool.submit(gpu_checks.run_job, (job, self.device)) for job in listed]
-            for future in as_completed([*timings, *futures]):
-                if self.left() < 0.55 * self.budget:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                if future.cancelled():
-                    continue
-                try:
-                    result = future.result()
-                except Exception:  # a timing that does not compile fails again where it is timed
-                    say(f"a worker failed:\n{traceback.format_exc()}")
-                    continue
-                if isinstance(result, str):
-                    say(f"compiled {result}")
-                    continue
-                rows += result
-                for row in result:
-                    self.report(row)
+        rows = self.found["checks"] = []
+        for job, found in pooled(tasks, self.workers, self.left() - 0.55 * self.budget):
+            if isinstance(found, Exception):  # what does not compile fails again where it is timed
+                say(f"a worker failed: {job}: {found!r}")
+            elif isinstance(found, str):
+                say(f"compiled {found}")
+            else:
+                rows += found
+                for row in found:
+                    tell(case_of(row), row)
         if peer is not None:
             peer.communicate()
             say("peer warmed up")
-        self.found["checks"] = sorted(rows, key=lambda r: json.dumps(r, sort_keys=True))
-        bad = [r for r in rows if not r["ok"]]
-        cases = sum(map(len, listed))
+        rows.sort(key=lambda r: json.dumps(r, sort_keys=True))
+        good, cases = sum(r["ok"] for r in rows), sum(map(len, listed))
         if len(rows) < cases:
-            self.found["skipped"].append(f"{cases - len(rows)} cases of checks")
-        say(f"checks: {len(rows) - len(bad)} of {len(rows)} cases pass, {cases} in all")
-
-    @staticmethod
-    def report(row: dict[str, Any]) -> None:
-        import gpu_checks
-
-        names = [f.name for f in gpu_checks.dataclasses.fields(gpu_checks.Case)]
-        case = gpu_checks.Case(**{k: row[k] for k in names})
-        if row["ok"]:
-            name, worst = max(row["errors"].items(), key=lambda kv: kv[1]["of tolerance"])
-            say(f"ok   {case}: {worst['of tolerance']:.2f} of tolerance ({name}), "
-                f"{row['iterations']} corrections, seconds {row['seconds']}")  # fmt: skip
-        else:
-            what = row.get("exception") or {
-                k: v for k, v in row["errors"].items() if not v["of tolerance"] <= 1
-            }
-            say(f"FAIL {case}: {what}")
+            self.lacks(f"{cases - len(rows)} cases of checks")
+        say(f"checks: {good} of {len(rows)} cases pass, {cases} in all")
 
     def timed_kernels(self) -> list[tuple[str, str, int]]:
         if self.smoke:
-            return [(GRU, "float32", 8)]
+            return [(GRU, "float32", SMOKE[2])]
         return [
             *((cell, dtype, 1024) for cell in OTHERS for dtype in DTYPES),
             *((LSTM, dtype, D) for dtype in DTYPES for D in (1024, 256)),
@@ -345,12 +124,6 @@ class Session:
 
     # Times, alone on the device.
 
-    def copy(self) -> None:
-        self.found["copy"] = copy_bandwidth(self.clock)
-        self.bandwidth = self.found["copy"]["bandwidth"]
-        ways = {k: f"{v / 1e12:.2f}" for k, v in self.found["copy"]["ways"].items()}
-        say(f"copy bandwidth, TB/s: {ways}")
-
     def timed(self, cell: str, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
         run = Run(self.clock, cell, shape, dtype)
         solution = run.solve()
@@ -358,7 +131,7 @@ class Session:
             "cell": cell,
             "dtype": dtype,
             "shape": shape,
-            "floor": run.floors(self.bandwidth),
+            "floor": self.floors(run),
             "forward": run.forward(),
             "backward": run.backward(),
             "both": run.both(),
@@ -366,11 +139,7 @@ class Session:
             "iterations": solution.iterations,
             "fallback": solution.fallback,
         }
-        parts = ("forward", "backward", "both")
-        ratios = ", ".join(
-            f"{p} {row[p]['median']:.4f} ({row[p]['median'] / row['floor'][p]:.2f}×)" for p in parts
-        )
-        say(f"{cell} {dtype} {shape}: {ratios}, {row['chunks']} chunks")
+        say(f"{cell} {dtype} {shape}: {brief(row)}, {row['chunks']} chunks")
         return row
 
     def main(self) -> None:
@@ -382,7 +151,7 @@ class Session:
 
     def others(self) -> None:
         rows = self.found["others"] = []
-        for cell in OTHERS:
+        for cell in OTHERS[:: 3 if self.smoke else 1]:
             for dtype in DTYPES:
                 for shape in self.shapes(((8, 2048, 1024),)):
                     rows.append(self.timed(cell, dtype, shape))
@@ -411,43 +180,26 @@ class Session:
                     "cell": cell,
                     "dtype": dtype,
                     "shape": shape,
-                    "floor": run.floors(self.bandwidth),
+                    "floor": self.floors(run),
                     "chunks": run.solve().chunks,
                     "times": {k: dict(zip(("forward", "both"), v, strict=True))
                               for k, v in times.items()},
                 }  # fmt: skip
                 rows.append(row)
-                ratios = []
-                for part in ("forward", "both"):
-                    best = min(
-                        (k for k in row["times"] if k != "auto"),
-                        key=lambda k: row["times"][k][part]["median"],
-                    )
-                    ratio = (
-                        row["times"]["auto"][part]["median"] / row["times"][best][part]["median"]
-                    )
-                    ratios.append(f"{part} {ratio:.3f} of best ({best} chunks)")
-                say(f"sweep {cell} {dtype} {shape}: auto ({row['chunks']} chunks) {ratios}")
+                say(f"sweep {cell} {dtype} {shape}: auto ({row['chunks']} chunks), ms: "
+                    f"{ {k: v['both']['median'] for k, v in row['times'].items()} }")  # fmt: skip
 
-    def start_peer(self, warm: bool) -> subprocess.Popen[str]:
+    def start_peer(self, warm: bool) -> Any:
         shapes = [list(s) for s in self.shapes(MAIN)]
-        job = json.dumps({"shapes": shapes, "warm": warm, "device": self.device})
-        environment = {**os.environ, "PYTHONPATH": str(Path(self.peer).resolve())}
-        return subprocess.Popen(
-            [sys.executable, str(HERE), "--as-peer", job],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd="/",
-        )
+        return self.start({"shapes": shapes, "warm": warm}, self.peer or "")
 
     def peers(self) -> None:
         if not self.peer:
-            self.found["skipped"].append("peer")
+            self.lacks("peer")
             return
-        out, _ = self.start_peer(warm=False).communicate(timeout=120)
-        self.found["peer"] = json.loads(out.splitlines()[-1])
-        for row in self.found["peer"]["rows"]:
+        version, *rows = self.rows_of(self.start_peer(warm=False), "pararnn-torch", 120)
+        self.found["peer"] = {**version, "rows": rows}
+        for row in rows:
             say(f"peer {row}")
 
     def cudnn(self) -> None:
@@ -457,26 +209,10 @@ class Session:
                 layer = module(D, D, batch_first=True, device=self.device)
                 x = torch.randn(B, T, D, device=self.device, requires_grad=True)
                 bar = torch.randn(B, T, D, device=self.device)
-                leaves = [x, *layer.parameters()]
-
-                def forward(layer: Any = layer, x: Tensor = x) -> None:
-                    with torch.no_grad():
-                        layer(x)
-
-                def both(
-                    layer: Any = layer, x: Tensor = x, leaves: Any = leaves, bar: Tensor = bar
-                ) -> None:
-                    torch.autograd.grad(layer(x)[0], leaves, bar)
-
-                row = {
-                    "cell": name,
-                    "shape": (B, T, D),
-                    "forward": self.clock.eager(forward, 3),
-                    "both": self.clock.eager(both, 3),
-                }
-                rows.append(row)
-                say(f"cuDNN {name} {row['shape']}: {row['forward']['median']:.3f}, "
-                    f"{row['both']['median']:.3f}")  # fmt: skip
+                parts = calls(lambda x, *_, m=layer: m(x)[0], [x, *layer.parameters()], bar)
+                row = {"cell": name, "shape": (B, T, D)}
+                rows.append(row | {part: self.clock.eager(run, 3) for part, run in parts.items()})
+                say(f"cuDNN {name} {row['shape']}: {brief(rows[-1])}")
 
     def layer(self) -> None:
         """A whole layer, forward and backward, beside its matrix products alone."""
@@ -499,24 +235,19 @@ class Session:
                 def gemm(module: Any = projection, x: Tensor = x, bar: Tensor = wide) -> None:
                     torch.autograd.grad(module(x), [x, *module.parameters()], bar)
 
-                row = {
-                    "precision": precision,
-                    "shape": (B, T, D),
-                    "gemm": self.clock.graph(gemm, 5),
-                    "layer": self.clock.graph(layer, 5),
-                }
+                row: Row = {"precision": precision, "shape": (B, T, D)}
+                row |= {"gemm": self.clock.graph(gemm, 5), "layer": self.clock.graph(layer, 5)}
                 rows.append(row)
-                ratio = row["layer"]["median"] / row["gemm"]["median"]
-                say(f"layer {precision} {row['shape']}: {row['layer']['median']:.3f} of gemm "
-                    f"{row['gemm']['median']:.3f}: {ratio:.3f}×")  # fmt: skip
+                say(f"layer {precision} {row['shape']}: {brief(row)}")
         torch.set_float32_matmul_precision("highest")
 
     def newton(self) -> None:
         """Corrections over the size of the recurrent weights and the bias of the update gate."""
         rows = self.found["newton"] = []
         B, T, D = self.shapes(((4, 4096, 256),))[0]
-        for bias in BIASES:
-            for norm in NORMS:
+        every = 7 if self.smoke else 1
+        for bias in BIASES[::every]:
+            for norm in NORMS[::every]:
                 run = Run(self.clock, GRU, (B, T, D), "float32")
                 wide = Run(self.clock, GRU, (B, T, D), "float64")
                 for r in (run, wide):
@@ -585,19 +316,8 @@ class Session:
 
         found: dict[str, Any] = {}
 
-        def wall(run: Callable[[], object], calls: int) -> float:
-            """Microseconds a call, as the caller sees them."""
-            calls = calls if self.clock.cuda else 2
-            for _ in range(min(calls, 20)):
-                run()
-            self.synchronize()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                run()
-            self.synchronize()
-            return round(1e6 * (time.perf_counter() - begin) / calls, 1)
-
-        shape = (2, 64, 64) if self.clock.cuda else (2, 8, 8)
+        wall = self.clock.wall
+        shape = (2, 64, 64) if self.clock.cuda else (1, 4, 4)
         run = Run(self.clock, GRU, shape, "float32")
 
         def forward() -> None:
@@ -633,15 +353,9 @@ class Session:
         say(f"overhead, µs: { {k: round(v, 1) for k, v in found.items()} }")
 
     def giant(self) -> None:
-        import gpu_checks
-
-        sizes = (400, 2, 8) if self.smoke else (700_001, 3, 1024)
-        row = self.found["giant"] = gpu_checks.giant(self.device, *sizes)
+        sizes = (60, 1, 4) if self.smoke else (700_001, 3, 1024)
+        row = self.found["giant"] = giant(self.device, *sizes)
         say(f"giant {row}")
-
-    def synchronize(self) -> None:
-        if self.clock.cuda:
-            torch.cuda.synchronize()
 
 
 SECTIONS = (
@@ -650,138 +364,13 @@ SECTIONS = (
 )  # fmt: skip
 
 
-def as_peer(job: dict[str, Any]) -> None:
-    """Runs inside a process that sees pararnn-torch instead of this package."""
-    from pararnn.kernels.fused_newton import fused_newton
-
-    import pararnn
-    from pararnn import NewtonConfig, ParaGRU, ParaLSTM, newton_apply
-
-    clock, device = Clock(job["device"]), job["device"]
-    backend = "auto" if device == "cuda" else "eager"
-    config = NewtonConfig(scan_backend=backend, residual_atol=None, residual_fail=None)
-    rows = []
-    for name, kind in (("ParaGRU", ParaGRU), ("ParaLSTM", ParaLSTM)):
-        for B, T, D in job["shapes"]:
-            if job["warm"]:
-                B, T = 1, min(T, 2048)
-            cell = kind(1, D).to(device)
-            x = torch.randn(B, T, 1, device=device, requires_grad=True)
-            row: dict[str, Any] = {"cell": name, "shape": (B, T, D)}
-            try:
-                states = newton_apply(cell, x, config)
-                bar = torch.randn_like(states)
-                if device == "cuda":
-                    wx = torch.randn(B, T, 3 * D, device=device)
-
-                    def forward(cell: Any = cell, wx: Tensor = wx) -> None:
-                        with torch.no_grad():
-                            fused_newton(cell, wx, max_iters=3, omega=1.0, h0=None)
-
-                    row["forward"] = clock.eager(forward)
-
-                def both(
-                    config: Any = config, cell: Any = cell, x: Tensor = x, bar: Tensor = bar
-                ) -> None:
-                    states = newton_apply(cell, x, config)
-                    torch.autograd.grad(states, [x, *cell.parameters()], bar)
-
-                row["both"] = clock.eager(both)
-                row["both, its defaults"] = clock.eager(lambda: both(None))
-            except Exception as error:
-                row["exception"] = repr(error)[:500]
-            rows.append(row)
-    version = getattr(pararnn, "__version__", None)
-    print(json.dumps({"version": version, "rows": rows}))
-
-
-def options(
-    about: str, sections: tuple[str, ...], budget: float, peers: str | None = None
-) -> argparse.ArgumentParser:
-    """What every script for a GPU is told; ``peers`` names those it is compared with."""
-    parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--revision", default="not given", help="of the code, for the record")
-    parser.add_argument(
-        "--budget", type=float, default=budget, help="seconds; sections are left out"
-    )
-    parser.add_argument("--only", action="append", choices=sections, help="a section; repeatable")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to test the script")
-    if peers is None:
-        parser.set_defaults(peer=None)
-        return parser
-    parser.add_argument("--peer", help=f"folder with {peers}, made by pip install --target")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--as-peer", help=argparse.SUPPRESS)
-    return parser
-
-
-def verdict(found: dict[str, Any], target: Path, *more: dict[str, Any]) -> int:
-    """Say how a run ended; the exit status is 1 if a check, or one of ``more``, or a section failed."""
-    bad = [r for r in (*found.get("checks", ()), *more) if not r.get("ok")]
-    say(f"wrote {target}; {len(bad)} checks failed, sections failed: {list(found['failures'])}, "
-        f"left out: {found['skipped']}")  # fmt: skip
-    return int(bool(bad or found["failures"]))
-
-
-def recorded(
-    session: Any, args: argparse.Namespace, topic: str, sections: tuple[str, ...], least: float
-) -> Path:
-    """Run the sections that were asked for, while more than ``least`` seconds are left, and write
-    the results after each of them; returns the file."""
-    import triton
-
-    cuda = session.clock.cuda
-    words = [f"PYTHONPATH=. python benchmarks/gpu_{topic}.py", "--peer DIR" if args.peer else ""]
-    session.found = found = {
-        "date": datetime.date.today().isoformat(),
-        "revision": args.revision,
-        "command": " ".join(filter(None, words)),
-        "device": torch.cuda.get_device_name() if cuda else "CPU",
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-        "unit": "ms",
-        "seconds": 0.0,
-        **session.found,
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    kind = found["device"].split()[-1].lower()
-    target = args.out / f"{found['date']}-{kind}-{topic}{'-smoke' * args.smoke}.json"
-    say(f"{found['device']}, torch {found['torch']}, triton {found['triton']}")
-    for name in args.only or sections:
-        if session.left() < least and not args.only:
-            found["skipped"].append(name)
-            say(f"{name}: left out, no time")
-            continue
-        say(f"== {name}")
-        gc.collect()
-        gc.freeze()  # every capture of a graph collects garbage
-        try:
-            getattr(session, name)()
-        except Exception:
-            found["failures"][name] = traceback.format_exc()
-            say(f"{name} failed:\n{found['failures'][name]}")
-        if cuda:
-            try:
-                torch.cuda.empty_cache()
-            except Exception:  # the device is lost; other processes may still have theirs
-                say(traceback.format_exc())
-        found["seconds"] = round(time.perf_counter() - START, 1)
-        target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return target
-
-
 def main() -> int:
-    args = options(__doc__, SECTIONS, 345, "pararnn-torch").parse_args()
+    args = parser(__doc__, (*SECTIONS, "warm"), 345, "pararnn-torch").parse_args()
     if args.as_peer:
         as_peer(json.loads(args.as_peer))
         return 0
-    sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
-    session = Session(args)
-    target = recorded(session, args, "channelwise", SECTIONS, least=15)
-    found = session.found
-    return verdict(found, target, *[found["giant"]] * ("giant" in found))
+    session = Channelwise(args)
+    return verdict(session.found, recorded(session, args, SECTIONS))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Checks the fused kernels against a loop over the hand-written step in float64.
 
-Part of `benchmarks/gpu_channelwise.py`, which runs the cases in several processes.
+Part of `benchmarks/gpu_channelwise.py`, which runs the cases of `gpu_cases.py` in several processes.
 
 Tolerances are derived, not guessed. Rounding perturbs a step; how much that changes a result is
 measured, by the same float64 loop with random perturbations in every step: a state moves by
@@ -21,11 +21,13 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from harness import Row, checked, compared, poison
 from torch import Tensor
 
 ROUNDINGS = 8
@@ -82,6 +84,11 @@ class Case:
         return " ".join(
             [self.cell, shape, self.dtype, *options, f"grad={self.grad}", f"chunks={self.chunks}"]
         )
+
+
+def case_of(row: Row) -> Case:
+    """The case of a row of results."""
+    return Case(**{f.name: row[f.name] for f in dataclasses.fields(Case)})
 
 
 # How drives (B, T, C) are made from a leaf: its shape, and the view of it.
@@ -283,16 +290,6 @@ def tolerances(
 # -- the kernels -----------------------------------------------------------------------------------
 
 
-def poison(device: str, numbers: int) -> None:
-    """Fill what the allocator will hand out next with NaN."""
-    if device == "cuda":
-        blocks = [torch.full((2**19,), 255, dtype=torch.uint8, device=device) for _ in range(40)]
-        size = max(64 * numbers, 2**24)
-        blocks.append(torch.full((size,), 255, dtype=torch.uint8, device=device))
-        torch.cuda.synchronize()
-        del blocks
-
-
 def computed(cell: Any, case: Case, data: Data, device: str) -> tuple[dict[str, Tensor], Any]:
     """The same results by the fused kernels, and the solver's report."""
     from pararnn import NewtonConfig, solve
@@ -323,165 +320,26 @@ def computed(cell: Any, case: Case, data: Data, device: str) -> tuple[dict[str, 
     return results | {k: g.detach().cpu() for k, g in grads.items()}, found
 
 
-def compared(got: Tensor, exact: Tensor, allowed: Tensor | float) -> dict[str, float]:
-    """The largest error, and the largest part of what is allowed, which is right up to 1.
-
-    A number that is not finite, in a result or in what is allowed, is infinitely much of it.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ.
-    """
-    if got.shape != exact.shape:
-        raise ValueError(f"got shape {tuple(got.shape)}, expected {tuple(exact.shape)}")
-    if not exact.numel():
-        return {"error": 0.0, "of tolerance": 0.0}
-    error = (got.detach().cpu().double() - exact).abs()
-    limit = torch.as_tensor(allowed, dtype=torch.float64).expand(error.shape)
-    part = error / limit.clamp(min=1e-300)
-    part = torch.where(error.isfinite() & limit.isfinite(), part, math.inf)
-    return {"error": float(error.max()), "of tolerance": float(part.max())}
-
-
-def check(case: Case, device: str) -> dict[str, Any]:
+def check(case: Case, device: str) -> Row:
     """Errors of one case; ``ok`` says whether every entry is within its tolerance."""
-    start = time.perf_counter()
+    return checked(dataclasses.asdict(case), partial(errors_of, case, device))
+
+
+def errors_of(case: Case, device: str) -> Row:
     cell, data = drawn(case)
+    start = time.perf_counter()
     got, report = computed(cell, case, data, device)
     middle = time.perf_counter()
     true, allowed = tolerances(cell, case, data, truncated=device == "cpu")
-    errors, ok = {}, True
-    for name, value in true.items():
-        found = compared(got[name], value, allowed[name])
-        ok &= found["of tolerance"] <= 1
-        errors[name] = found | {"of tolerance": float(f"{found['of tolerance']:.3g}")}
     return {
-        **dataclasses.asdict(case),
-        "ok": ok,
         "iterations": int(report.iterations),
         "fallback": bool(report.fallback),
-        "errors": errors,
-        "seconds": [
-            round(middle - start, 2),
-            round(time.perf_counter() - middle, 2),
-        ],
+        "errors": {name: compared(got[name], true[name], allowed[name]) for name in true},
+        "seconds": [round(middle - start, 2), round(time.perf_counter() - middle, 2)],
     }
 
 
-def run_job(job: tuple[list[Case], str]) -> list[dict[str, Any]]:
+def run_job(cases: list[Case], device: str) -> list[Row]:
     """Cases that share kernels, in one process."""
-    cases, device = job
     torch.set_num_threads(1)
-    rows = []
-    for case in cases:
-        try:
-            rows.append(check(case, device))
-        except Exception as error:
-            row = dataclasses.asdict(case) | {"ok": False, "exception": repr(error)[:2000]}
-            rows.append(row)
-    return rows
-
-
-# -- the cases -------------------------------------------------------------------------------------
-
-LENGTHS = (0, 1, 2, 7, 31, 1009, 2051)
-WIDTHS = (1, 3, 31, 100)
-
-
-def jobs() -> Iterator[list[Case]]:
-    """All cases, grouped by the kernels they need; those that compile longest first."""
-    two = ("ParaGRU[diag]", "ParaLSTM")
-    for name in sorted(CELLS, key=lambda name: "SLSTM" not in name):
-        cut = {"h0": True, "resets": True}
-        yield [Case(name, 3, 257, 31, **cut, chunks=c) for c in ("corrected", "repaired")]
-        yield [Case(name, 3, 257, 31, "float64", **cut, chunks=c) for c in ("one", "corrected")]
-        for dtype in ("bfloat16", "float16"):
-            yield [Case(name, 3, 257, 64, dtype, h0=True, chunks=c) for c in ("one", "corrected")]
-        yield [Case(name, 3, 257, 64, grad="states", chunks=c) for c in ("one", "auto")]
-    for name in two:
-        yield [Case(name, 3, 2051, 1024, chunks=c, grad="states") for c in ("one", "many")]
-        yield [Case(name, 3, T, 100, chunks="many", h0=True) for T in LENGTHS]
-        yield [Case(name, 3, T, 100, chunks="one", h0=True) for T in LENGTHS]
-        yield [Case(name, 3, 257, 31, "float64", h0=True, chunks=c) for c in ("one", "corrected")]
-        yield [Case(name, 3, 1009, 1024, "bfloat16", grad="output", chunks="many")]
-        for D in WIDTHS:
-            yield [Case(name, 3, 257, D, chunks="corrected")]
-        for grad in ("sum", "final", "output"):
-            yield [Case(name, 3, 257, 64, h0=True, grad=grad, chunks=c) for c in ("one", "many")]
-        yield [Case(name, 70_000, 5, 3, h0=True, chunks="one", grad="states")]
-        yield [Case(name, 70_000, 40, 1, chunks="corrected")]
-        for layout in ("time-major", "strided", "one sample", "one step", "channel-major"):
-            yield [Case(name, 3, 257, 31, layout=layout, h0=True, chunks="corrected")]
-    for form in ("published", "consistent"):
-        yield [Case(f"ParaCfC[{form}]", 3, 257, 64, layout="time-major", chunks="many")]
-    yield [Case("ParaNLRU", 3, 257, 31, layout="time-major", chunks="many")]
-    yield [Case("ParaSLSTM[exp]", 3, 257, 100, "bfloat16", resets=True, chunks="many")]
-
-
-def small_jobs() -> Iterator[list[Case]]:
-    """A few small cases, for a machine without a GPU."""
-    yield [Case("ParaGRU[diag]", 2, T, 3, h0=True, chunks="many") for T in (0, 1, 2, 31)]
-    for layout in LAYOUTS:
-        yield [Case("ParaGRU[diag]", 2, 40, 3, layout=layout, resets=True, chunks="corrected")]
-    for name in CELLS:
-        for dtype in DTYPES:
-            yield [Case(name, 2, 60, 5, dtype, h0=True, chunks="corrected")]
-        yield [Case(name, 2, 60, 5, resets=True, chunks="repaired", grad="sum")]
-        yield [Case(name, 2, 60, 5, chunks="one", grad="output")]
-        yield [Case(name, 2, 60, 5, chunks="one", grad="final")]
-
-
-def giant(device: str, total: int, sequences: int = 3, width: int = 1024) -> dict[str, Any]:
-    """A bfloat16 problem whose states alone are more than 2³¹ numbers; windows of it are compared
-    with the float64 loop, from the stored state before the window on. Gradients (of the sum of the
-    states) are those of a window's first half: what is later than its end no longer reaches it."""
-    from pararnn import NewtonConfig, solve
-
-    case = Case("ParaGRU[diag]", sequences, total, width, "bfloat16", grad="sum")
-    torch.manual_seed(0)
-    cell = make(case.cell, width, dtype=torch.bfloat16)
-    with torch.no_grad():
-        for m in cell.spec.map_list:
-            getattr(cell, m.name).uniform_(-0.45, 0.45)
-    there = copy.deepcopy(cell).to(device)
-    draw = torch.Generator(device).manual_seed(0)
-    u = torch.empty(sequences, total, 3 * width, dtype=torch.bfloat16, device=device)
-    for row in u:
-        row.normal_(generator=draw)
-    u.requires_grad_()
-    found = solve(there, drives=u, config=NewtonConfig(backend="fused"))
-    one = torch.ones((), dtype=u.dtype, device=device).expand(found.states.shape)
-    (u_bar,) = torch.autograd.grad(found.states, u, one)
-    states = found.states.detach()
-    numbers = states.numel()
-    window = min(256, total // 4)
-    # At the first and last steps, and where the drives and the states pass 2³¹ numbers.
-    ends = {(sequences - 1, total), (0, window)}
-    for whole in (u, states):
-        place = min(2**31, whole.numel() - 1) // whole.shape[2]
-        ends.add((place // total, min(max(place % total + window // 2, window), total)))
-    errors, ok = [], True
-    for b, end in sorted(ends):
-        begin = end - window
-        first = states[b : b + 1, begin - 1].cpu().float() if begin else None
-        part = Case(case.cell, 1, window, width, "bfloat16", h0=first is not None, grad="sum")
-        piece = Data(
-            u.detach()[b : b + 1, begin:end].cpu(), first, None, None,
-            torch.ones((), dtype=torch.bfloat16).expand(1, window, width), None,
-        )  # fmt: skip
-        true, allowed = tolerances(cell, part, piece, truncated=device == "cpu")
-        half = window if end == total else window // 2
-        # The window starts from a rounded state: that error, too, is half a unit in the last place.
-        start = torch.finfo(torch.bfloat16).eps / (1 if device == "cpu" else 2) if begin else 0.0
-        for name, got, stop in (
-            ("states", states[b : b + 1, begin:end], window),
-            ("grad drives", u_bar[b : b + 1, begin:end], half),
-        ):
-            slack = allowed[name][:, :stop] + start * float(true[name].abs().max())
-            judged = compared(got[:, :stop], true[name][:, :stop], slack)
-            ok &= judged["of tolerance"] <= 1
-            judged["of tolerance"] = float(f"{part['of tolerance']:.3g}")
-            errors.append({"what": name, "sequence": b, "end": end, **judged})
-    shape = [sequences, total, width]
-    return {"shape": shape, "dtype": "bfloat16", "states": numbers, "ok": ok, "errors": errors}
+    return [check(case, device) for case in cases]

@@ -45,11 +45,11 @@ Results: `<out>/<date>-h200-drm.json` (the name has the device), with
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from gpu_channelwise import options, recorded, verdict
 from gpu_drm_parts import Parts
 from gpu_drm_rollouts import Rollouts
+from harness import parser
+from sessions import recorded, verdict
 
 
 class Benchmark(Parts, Rollouts):
@@ -60,11 +60,9 @@ SECTIONS = ("checks", "train", "naturalize", "memory", "prefix", "gap", "gradien
 
 
 def main() -> int:
-    args = options(__doc__, (*SECTIONS, "compile"), 200).parse_args()
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+    args = parser(__doc__, (*SECTIONS, "compile"), 200).parse_args()
     session = Benchmark(args)
-    target = recorded(session, args, "drm", SECTIONS, least=8)
-    return verdict(session.found, target)
+    return verdict(session.found, recorded(session, args, SECTIONS))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_channelwise import say
-from gpu_drm_session import CHECK_SIZES, Row, Session, batch, drawn, loss_of
-from gpu_linear import LOOSE, compared, measured, unit
+from gpu_drm_session import CHECK_SIZES, DRMSession, batch, drawn, loss_of
+from harness import Row, checked, say, tell, unit
+from linear_checks import LOOSE, compared
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -79,27 +78,21 @@ def check(variant: str, preset: str, path: str, device: str) -> Row:
         allowed = 4 * float((same[name] - value).abs().max())
         allowed += LOOSE["float32"] * unit(torch.float32) * float(value.abs().max())
         errors[name] = compared(found[name], value, allowed)
-    row = {"ok": all(e["of tolerance"] <= 1 for e in errors.values()), "errors": errors}
+    row: Row = {"errors": errors}
     if path == "parallel":
         sweeps = copy.deepcopy(model).to(device)(tokens.to(device)).sweeps
         row |= {"corrections": sweeps.corrections, "looped": sweeps.looped}
     return row
 
 
-class Parts(Session):
+class Parts(DRMSession):
     """Sections without a rollout."""
 
     def checks(self) -> None:
         def run(variant: str, preset: str, path: str) -> Row:
-            row: Row = {"variant": variant, "preset": preset, "path": path, "ok": False}
-            try:
-                row |= check(variant, preset, path, self.device)
-                name, worst = max(row["errors"].items(), key=lambda kv: kv[1]["of tolerance"])
-                said = f"{worst['of tolerance']:.2f} of tolerance ({name})"
-            except Exception:
-                row["exception"] = traceback.format_exc()[-1500:]
-                said = row["exception"].strip().splitlines()[-1]
-            say(f"{'ok  ' if row['ok'] else 'FAIL'} {variant} {preset} {path}: {said}")
+            labels = {"variant": variant, "preset": preset, "path": path}
+            row = checked(labels, lambda: check(variant, preset, path, self.device))
+            tell(f"{variant} {preset} {path}", row)
             return row
 
         self.rows("checks", CHECKED[:: 4 if self.smoke else 1], run)
@@ -122,16 +115,9 @@ class Parts(Session):
         row["parameters"] = sum(p.numel() for p in params)
         row["eager"] = self.clock.eager(both, repeats=3)
         if self.clock.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            grads = both()
-            torch.cuda.synchronize()
-            row["peak"] = torch.cuda.max_memory_allocated() - before
-            row["peak"] -= sum(p.nbytes for p in params)
-            del grads
+            row["peak"] = self.clock.peak(both) - sum(p.nbytes for p in params)
         if preset == "notes":
-            row["graph"] = measured(self.clock, both)
+            row["graph"] = self.clock.measured(both)
         for how in ("eager", "graph"):
             if how in row:
                 row[how]["tokens/s"] = self.rate(row[how], shape)
@@ -162,7 +148,7 @@ class Parts(Session):
             def timed(call: Callable[[], object]) -> Row:
                 if precision == "published":
                     return {**self.clock.eager(call), "how": "events"}
-                return measured(self.clock, call)
+                return self.clock.measured(call)
 
             row: Row = {"points": points, "vectors": vectors, "precision": precision}
             row["forward"] = timed(no_grad)
@@ -193,8 +179,8 @@ class Parts(Session):
                     forward()
 
             row: Row = {"backend": backend, "shape": shape}
-            row["forward"] = measured(self.clock, no_grad)
-            row["both"] = measured(self.clock, lambda: torch.autograd.grad(forward(), [f, u], bar))
+            row["forward"] = self.clock.measured(no_grad)
+            row["both"] = self.clock.measured(lambda: torch.autograd.grad(forward(), [f, u], bar))
             say(f"memory scan {backend}: forward {row['forward']}, both {row['both']}")
             return row
 
@@ -221,8 +207,8 @@ class Parts(Session):
 
             exact = z.detach().double().unsqueeze(1) + b.detach().double().cumsum(1)
             row: Row = {"shape": shape, "dtype": dtype, "backend": backend}
-            row["forward"] = measured(self.clock, no_grad)
-            row["both"] = measured(self.clock, both)
+            row["forward"] = self.clock.measured(no_grad)
+            row["both"] = self.clock.measured(both)
             row["single"] = self.clock.eager(both)
             row["error"] = float((forward().detach() - exact).abs().max() / exact.abs().max())
             say(f"prefix {shape} {dtype} {backend}: {row}")
@@ -254,7 +240,7 @@ class Parts(Session):
             with torch.no_grad():
                 values = [float(loss_of(m, tokens, "bfloat16")) for m in (compiled, model)]
             row["difference"] = abs(values[0] - values[1])
-            row["both"] = measured(self.clock, both)
+            row["both"] = self.clock.measured(both)
             row["both"]["tokens/s"] = self.rate(row["both"], shape)
             say(f"compile {variant}: {row}")
             return row

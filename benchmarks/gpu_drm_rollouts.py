@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 import torch
-from gpu_channelwise import say
-from gpu_drm_session import Row, Session, batch, drawn, loss_of
+from gpu_drm_session import DRMSession, batch, drawn, loss_of
+from harness import Row, say
 from torch import Tensor
 
 STEPS = 40
@@ -30,7 +30,7 @@ GAPS = [
 LENGTHS = (4, 16, 64, 256, 512)
 
 
-class Rollouts(Session):
+class Rollouts(DRMSession):
     """Sections about rollouts, of weights as they are drawn or trained for `STEPS` steps."""
 
     def __init__(self, args: argparse.Namespace):
@@ -96,7 +96,7 @@ class Rollouts(Session):
                 return drm.recurrent_states(dynamics, z, e, s, measure=False).states
 
             want = loop()
-            row["loop"] = self.once(loop)
+            row["loop"] = self.clock.pair(loop)
             row["norm"] = float(want.norm(dim=-1).max())
             row["step"] = float(want.diff(dim=1).norm(dim=-1).mean())
             row["windows"] = {}
@@ -113,7 +113,7 @@ class Rollouts(Session):
                 row["windows"][window] = {
                     "corrections": sum(found.corrections),
                     "looped": sum(found.looped),
-                    "time": self.once(sweep),
+                    "time": self.clock.pair(sweep),
                     "error": float((found.states - want).abs().max()),
                     "error_estimate": found.error_estimate,
                     "error_bound": found.error_bound,
@@ -152,7 +152,7 @@ class Rollouts(Session):
             worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs
                         if a is not None and b is not None)  # fmt: skip
             row: Row = {"variant": variant, "weights": weights, "dt": dt, "shape": shape,
-                        "loop": self.once(loop), "parallel": self.once(parallel),
+                        "loop": self.clock.pair(loop), "parallel": self.clock.pair(parallel),
                         "corrections": kept[0].corrections, "backward": kept[0].backward,
                         "difference": worst}  # fmt: skip
             say(f"gradient {variant} {weights} dt={dt}: loop {row['loop']['median']}, parallel "

@@ -1,23 +1,17 @@
-"""What the sections of `gpu_drm.py` share: models, text, a clock, and the results so far."""
+"""What the sections of `gpu_drm.py` share: models and text."""
 
 from __future__ import annotations
 
-import argparse
 import functools
-import gc
 import os
-import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_channelwise import START, Clock, say
+from harness import Row
+from sessions import Session
 from torch import Tensor
 from torch.nn import functional as F
-
-Row = dict[str, Any]
 
 CHECK_SIZES = {
     "d_token": 48,
@@ -77,17 +71,10 @@ def loss_of(model: Any, tokens: Tensor, precision: str) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
-class Session:
+class DRMSession(Session):
     """A run of the benchmark."""
 
-    def __init__(self, args: argparse.Namespace):
-        self.smoke, self.budget = args.smoke, args.budget
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.clock = Clock(self.device)
-        self.found: dict[str, Any] = {"failures": {}, "skipped": []}
-
-    def left(self) -> float:
-        return self.budget - (time.perf_counter() - START)
+    topic, script = "drm", "gpu_drm.py"
 
     def model(self, variant: str, preset: str = "notes", **changes: Any) -> Any:
         """At the published size, in training."""
@@ -101,38 +88,6 @@ class Session:
     def shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         return (2, 16) if self.smoke else shape
 
-    def rows(self, section: str, each: Any, run: Callable[..., Row]) -> None:
-        """Fill a section, row by row, while there is time; a row that raises says so."""
-        rows = self.found[section] = []
-        for case in each:
-            if self.left() < 8 and not self.smoke:
-                self.found["skipped"].append(f"{section} {case}")
-                continue
-            try:
-                row = run(*case)
-            except Exception:
-                row = {"case": str(case), "exception": traceback.format_exc()[-1500:]}
-                say(f"{section} {case}: {row['exception'].strip().splitlines()[-1]}")
-            rows.append(row)
-            gc.collect()
-            if self.clock.cuda:
-                torch.cuda.empty_cache()
-        torch.set_float32_matmul_precision("highest")
-
     @staticmethod
     def rate(timed: Row, shape: tuple[int, int]) -> float:
         return round(1e3 * shape[0] * shape[1] / timed["median"])
-
-    def once(self, run: Callable[[], object]) -> dict[str, float]:
-        """Wall-clock times of two calls that wait for the device themselves; the faster one counts."""
-        times = []
-        for _ in range(2):
-            if self.clock.cuda:
-                torch.cuda.synchronize()
-            begin = time.perf_counter()
-            run()
-            if self.clock.cuda:
-                torch.cuda.synchronize()
-            times.append(1e3 * (time.perf_counter() - begin))
-        best = round(min(times), 3)
-        return {"median": best, "least": best, "most": round(max(times), 3)}

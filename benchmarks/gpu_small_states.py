@@ -12,6 +12,7 @@ import copy
 import sys
 
 import torch
+from harness import compared
 from torch import Tensor
 
 from pararnn import (
@@ -47,11 +48,9 @@ def cells(width: int) -> dict[str, torch.nn.Module]:
 
 def off(found: Tensor, wanted: Tensor, dim: int | None = None) -> float:
     """Largest difference, relative to the largest number so far of a lane, or of a whole tensor."""
-    gap = (found.detach().double().cpu() - wanted.detach()).abs()
     size = wanted.detach().abs()
     size = size.amax() if dim is None else size.cummax(dim).values
-    part = float((gap / size.clamp_min(1e-300)).max())
-    return part if part == part else torch.inf
+    return compared(found, wanted.detach(), size)["of tolerance"]
 
 
 def solved(cell: torch.nn.Module, u: Tensor, config: NewtonConfig, device: str) -> list[float]:

@@ -1,23 +1,17 @@
 """Makes the tables of the page on the linear family from the results of `gpu_linear.py`.
 
-    python benchmarks/linear_page.py [RESULTS.json]
-
-The default is the newest committed result. The output is deterministic.
+python benchmarks/linear_page.py [RESULTS.json]
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from card_numerics import ROOT
-from channelwise_page import RESULTS, by, median, ms, of_floor, pick, table, times, tiny
+import report
+from harness import Row, median
+from report import Found, by, captured, checks_table, done, ms, of_floor, pick, table, times, tiny
 
-Row = dict[str, Any]
-Found = dict[str, Any]
 # Multiples of the floor that the scan is to stay below, forward and both: shape by shape.
 FLOORS: dict[tuple[int, ...], tuple[float, ...]] = {
     (64, 512, 1024): (1.25, 1.35),
@@ -28,23 +22,7 @@ FLOORS: dict[tuple[int, ...], tuple[float, ...]] = {
 RATIOS = {"MinGRU": 4, "SignedMinGRU": 4, "RotationMinGRU": 5, "GivensMinGRU": 5}
 OURS, THEIRS = "pararnn", "mingru-scans"
 PARTS = ("forward", "both")
-
-
-def newest() -> Path:
-    results = sorted(RESULTS.glob("*-linear.json"))
-    if not results:
-        raise SystemExit("no results of benchmarks/gpu_linear.py in benchmarks/results")
-    return results[-1]
-
-
-def done(rows: list[Row], **wanted: Any) -> list[Row]:
-    """Rows that have numbers."""
-    return [r for r in pick(rows, **wanted) if "exception" not in r]
-
-
-def captured(row: Row, part: str) -> str:
-    """A time, with a star if it is not that of a captured graph."""
-    return ms(median(row, part)) + ("*" if row[part].get("how") == "events" else "")
+newest = partial(report.newest, "linear")
 
 
 def same(shape: list[int] | tuple[int, ...]) -> tuple[int, ...]:
@@ -236,57 +214,23 @@ def goal_table(found: Found) -> str:
     return table("Goals", ["Goal", "bound", "measured", "reached"], rows)
 
 
-def checks_table(found: Found) -> str:
-    """How the checks went: cases, and the largest part of a tolerance that was used."""
-    lines = []
-    for what in sorted({r["what"] for r in found["checks"]}):
-        rows = pick(found["checks"], what=what)
-        good = [r for r in rows if r["ok"]]
-        used = max((e["of tolerance"] for r in good for e in r["errors"].values()), default=0)
-        dtypes = ", ".join(sorted({r["dtype"] for r in rows}))
-        lines.append([f"`{what}`", dtypes, f"{len(good)} of {len(rows)}", f"{used:.2f}"])
-    return table(
-        "Checks against float64 loops",
-        ["What", "dtypes", "cases that pass", "most of a tolerance used"],
-        lines,
-        left=2,
-    )
-
-
 def provenance(found: Found) -> str:
-    ways = ", ".join(f"{k} {v / 1e12:.2f}" for k, v in found["copy"]["ways"].items())
-    checks = found["checks"]
     peers = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    text = (
-        f"{found['device']}, torch {found['torch']}, Triton {found['triton']}, {found['date']}; "
-        f"revision {found['revision']}; `{found['command']}`, {found['seconds']:.0f} s for all of "
-        f"this page. Copying 1 GiB, in TB/s read and written: {ways}; the floor counts with "
-        f"{found['copy']['best']}. {sum(r['ok'] for r in checks)} of {len(checks)} checked cases pass."
-    )
-    return text + (f" Other libraries: {peers}.\n" if peers else "\n")
+    return report.provenance(found) + (f" Other libraries: {peers}.\n" if peers else "\n")
 
 
-def outputs(found: Found) -> Iterator[tuple[Path, str]]:
-    """Every file that follows from the results, with its content."""
-    for name, make in (
-        ("provenance", provenance),
-        ("goals", goal_table),
-        ("scan", scan_table),
-        ("peers", peer_table),
-        ("delta", delta_table),
-        ("layers", layer_table),
-        ("memory", memory_table),
-        ("checks", checks_table),
-    ):
-        yield RESULTS / f"linear_{name}.md", make(found)
-
-
-def main() -> None:
-    source = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
-    for path, text in outputs(json.loads(source.read_text(encoding="utf-8"))):
-        path.write_text(text, encoding="utf-8")
-        print(path.relative_to(ROOT))
+MAKERS = {
+    "provenance": provenance,
+    "goals": goal_table,
+    "scan": scan_table,
+    "peers": peer_table,
+    "delta": delta_table,
+    "layers": layer_table,
+    "memory": memory_table,
+    "checks": lambda f: checks_table(f["checks"], "what", "Checks against float64 loops", "What"),
+}
+outputs = partial(report.fragments, "linear", makers=MAKERS)
 
 
 if __name__ == "__main__":
-    main()
+    report.page(__doc__, outputs, newest)

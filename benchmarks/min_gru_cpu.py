@@ -13,52 +13,33 @@ same layer in float64, over the largest value. Results go to
 
 from __future__ import annotations
 
-import argparse
 import copy
-import datetime
 import importlib
 import json
-import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from harness import Call, Row, calls, parser, record, save, target, turns
+from report import by, lines
 from torch import Tensor, nn
 
-RESULTS = Path(__file__).resolve().parent / "results"
 MIXERS = ("MinGRU", "SignedMinGRU", "RotationMinGRU", "GivensMinGRU", "DeltaMinGRU", "MinLSTM")
 PATIENCE = 20.0  # seconds after which three turns are enough
 DECAY = {"decay": "learnable", "decay_rate": 0.05, "log1p_delta": True}
 
 
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def calls(layer: nn.Module, x: Tensor, extra: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
+def passes(layer: nn.Module, x: Tensor, extra: dict[str, Tensor]) -> dict[str, Call]:
     """Forward without gradients, and forward with backward, of one layer."""
-    leaf = x.clone().requires_grad_()
     cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-    leaves = [leaf, *layer.parameters()]
 
-    def output(inputs: Tensor) -> Tensor:
-        y = layer(inputs, **extra)
+    def output(x: Tensor, *_: Tensor) -> Tensor:
+        y = layer(x, **extra)
         return y[0] if isinstance(y, tuple) else y
 
-    def forward() -> None:
-        with torch.no_grad():
-            output(x)
-
-    return {
-        "fwd": forward,
-        "fwd+bwd": lambda: torch.autograd.grad(output(leaf), leaves, cotangent, allow_unused=True),
-    }
+    leaves = [x.clone().requires_grad_(), *layer.parameters()]
+    parts = calls(output, leaves, cotangent, unused=True)
+    return {"fwd": parts["forward"], "fwd+bwd": parts["both"]}
 
 
 @torch.no_grad()
@@ -73,20 +54,12 @@ def row(
     layers: dict[str, nn.Module], x: Tensor, extra: dict[str, Tensor], repeats: int
 ) -> dict[str, dict[str, float]]:
     """Median times in milliseconds, and errors, of layers that take turns."""
-    runs = {name: calls(layer, x, {} if name == "GRU" else extra) for name, layer in layers.items()}
+    runs = {n: passes(layer, x, {} if n == "GRU" else extra) for n, layer in layers.items()}
     out: dict[str, dict[str, float]] = {name: {} for name in layers}
     for part in ("fwd", "fwd+bwd"):
-        times: dict[str, list[float]] = {name: [] for name in layers}
-        for name in layers:
-            runs[name][part]()
-        start = time.perf_counter()
-        for turn in range(repeats):
-            if turn >= 3 and time.perf_counter() - start > PATIENCE:
-                break
-            for name in layers:
-                times[name].append(1e3 * seconds(runs[name][part]))
-        for name in layers:
-            out[name][part] = statistics.median(times[name])
+        found = turns({name: run[part] for name, run in runs.items()}, repeats, PATIENCE)
+        for name, value in found.items():
+            out[name][part] = value
     for name, layer in layers.items():
         if name != "GRU":
             out[name]["error"] = error(layer, x, extra)
@@ -94,16 +67,13 @@ def row(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="folder with mingru-scans, from pip install --target")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument(
-        "--shape", type=int, nargs=3, default=(8, 1024, 256), metavar=("B", "T", "D")
-    )
-    parser.add_argument("--only", nargs="+", choices=MIXERS, default=list(MIXERS))
-    parser.add_argument("--out", type=Path, help="where to write the JSON")
-    args = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--peer", help="folder with mingru-scans, from pip install --target")
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--repeats", type=int, default=7)
+    made.add_argument("--shape", type=int, nargs=3, default=(8, 1024, 256), metavar=("B", "T", "D"))
+    made.add_argument("--only", nargs="+", choices=MIXERS, default=list(MIXERS))
+    args = made.parse_args()
     torch.set_num_threads(args.threads)
     import pararnn.cells
 
@@ -111,7 +81,7 @@ def main() -> None:
     if args.peer:
         sys.path.insert(0, args.peer)
         peer = importlib.import_module("mingru")
-    batch, length, width = args.shape
+    batch, length, width = args.shape = (2, 16, 8) if args.smoke else args.shape
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, length, width, generator=generator)
     gaps = torch.rand(batch, length, generator=generator)
@@ -130,51 +100,46 @@ def main() -> None:
             extra = {"delta_t": gaps} if decay else {}
             rows.append({"mixer": name, "decay": decay, **row(layers, x, extra, args.repeats)})
             print(json.dumps(rows[-1]), file=sys.stderr)
-    today = datetime.date.today().isoformat()
-    result = {
-        "date": today,
-        "command": "python benchmarks/min_gru_cpu.py --peer DIR",
-        "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "pararnn": pararnn.__version__,
-        "mingru-scans": getattr(peer, "__version__", None),
-        "dtype": "float32",
-        "shape": list(args.shape),
-        "unit": "ms, median wall-clock",
-        "rows": rows,
-    }
-    target = args.out or RESULTS / f"{today}-cpu-min-gru.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=1) + "\n")
-    target.with_suffix(".md").write_text(table(result) + "\n")
+    result = record(
+        "python benchmarks/min_gru_cpu.py", "cpu", args.revision, dtype="float32",
+        shape=list(args.shape), unit="ms, median wall-clock", rows=rows,
+        **{"pararnn": pararnn.__version__, "mingru-scans": getattr(peer, "__version__", None)},
+    )  # fmt: skip
+    file = target(args.out, result, "cpu", "min-gru", args.smoke)
+    save(file, result)
+    file.with_suffix(".md").write_text(table(result) + "\n", encoding="utf-8")
     print(table(result))
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Row) -> str:
     """The results as a Markdown table."""
-    lines = [
-        f"{result['device']}, torch {result['torch']}, mingru-scans {result['mingru-scans']}, "
-        f"{result['dtype']}, B×T×D = {'×'.join(map(str, result['shape']))}, {result['unit']}, "
-        f"{result['date']}; `{result['command']}`.",
-        "",
-        "| mixer | pass | pararnn | mingru-scans | nn.GRU | mingru-scans / pararnn | error, both |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
-    ]
+    rows = []
     for row in result["rows"]:
         own, other = row["pararnn"], row.get("mingru-scans", {})
         name = f"`{row['mixer']}`" + (" with decay" if row["decay"] else "")
         errors = " / ".join(f"{side['error']:.0e}" for side in (own, other) if side)
         for part in ("fwd", "fwd+bwd"):
-            lines.append(
-                f"| {name} | {part} | {own[part]:.1f} | "
-                + (f"{other[part]:.1f}" if other else "–")
-                + " | "
-                + (f"{row['GRU'][part]:.1f}" if "GRU" in row else "")
-                + " | "
-                + (f"{other[part] / own[part]:.1f}×" if other else "–")
-                + f" | {errors if part == 'fwd' else ''} |"
+            rows.append(
+                [
+                    name,
+                    part,
+                    f"{own[part]:.1f}",
+                    f"{other[part]:.1f}" if other else "–",
+                    f"{row['GRU'][part]:.1f}" if "GRU" in row else "",
+                    f"{other[part] / own[part]:.1f}×" if other else "–",
+                    errors if part == "fwd" else "",
+                ]
             )
-    return "\n".join(lines)
+    head = ["mixer", "pass", "pararnn", "mingru-scans", "nn.GRU", "mingru-scans / pararnn",
+            "error, both"]  # fmt: skip
+    shown = lines(head, rows, 2)
+    shown[1] = shown[1].removesuffix("---: |") + "--- |"  # errors are text
+    about = (
+        f"{result['device']}, torch {result['torch']}, mingru-scans {result['mingru-scans']}, "
+        f"{result['dtype']}, B×T×D = {by(result['shape'])}, {result['unit']}, "
+        f"{result['date']}; `{result['command']}`."
+    )
+    return "\n".join([about, "", *shown])
 
 
 if __name__ == "__main__":

@@ -19,14 +19,16 @@ import math
 import statistics
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from card_numerics import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, ROOT, TOP, WIDTH, Plot
-from channelwise_page import RESULTS, table
+import report
+from harness import RESULTS, ROOT, Row, read_lines
+from plots import COLOURS, Plot
+from probe_statistics import different, fisher
+from report import Found, table
 
-Row = dict[str, Any]
-Found = dict[str, Any]
+newest = partial(report.newest, "h200-probes")
 
 LENGTHS = (64, 256, 512, 1024)
 SURE = 0.01  # level of the tests
@@ -44,13 +46,6 @@ SHARED = ("device", "torch", "triton", "python", "revision", "workers", "date")
 # --------------------------------------------------------------------------------------
 
 
-def newest() -> Path:
-    results = sorted(RESULTS.glob("*-h200-probes.json"))
-    if not results:
-        raise SystemExit("no results *-h200-probes.json in benchmarks/results")
-    return results[-1]
-
-
 def grid() -> list[Row]:
     return tomllib.loads((ROOT / "benchmarks" / "probe_grid.toml").read_text(encoding="utf-8"))[
         "row"
@@ -63,8 +58,7 @@ def collect(files: Sequence[Path]) -> Path:
     old = sorted(RESULTS.glob("*-h200-probes.json"))
     new: Found = {"runs": {}, "cpu": {}}
     found: Found = json.loads(old[-1].read_text(encoding="utf-8")) if old else new
-    for line in (line for f in files for line in f.read_text(encoding="utf-8").splitlines()):
-        run = json.loads(line)
+    for run in (r for f in files for r in read_lines(f.read_text(encoding="utf-8"))):
         if not run["captured"]:  # from a CPU, to compare with
             found["cpu"][run["id"]] = run["checks"][0]
             continue
@@ -97,49 +91,6 @@ def written(found: Found) -> str:
 # --------------------------------------------------------------------------------------
 # Comparing with what is published
 # --------------------------------------------------------------------------------------
-
-
-def fisher(a: int, of_a: int, b: int, of_b: int) -> float:
-    """Fisher's exact test, two-sided: the probability, if both rates are one, of a table that is no
-    likelier than this one."""
-    hits, every = a + b, of_a + of_b
-
-    def likely(k: int) -> int:
-        return math.comb(of_a, k) * math.comb(of_b, hits - k)
-
-    low, high = max(0, hits - of_b), min(of_a, hits)
-    return sum(likely(k) for k in range(low, high + 1) if likely(k) <= likely(a)) / math.comb(
-        every, hits
-    )
-
-
-def student(t: float, df: int) -> float:
-    """Probability that Student's t is at least so far from 0, by its closed form for whole df."""
-    angle = math.atan(abs(t) / math.sqrt(df))
-    cos = math.cos(angle)
-    if df % 2:
-        total, term = angle, math.sin(angle) * cos
-        for k in range(1, df // 2 + 1):
-            total += term
-            term *= cos * cos * 2 * k / (2 * k + 1)
-        return 1 - 2 / math.pi * total
-    total, term = 0.0, math.sin(angle)
-    for k in range(1, df // 2 + 1):
-        total += term
-        term *= cos * cos * (2 * k - 1) / (2 * k)
-    return 1 - total
-
-
-def different(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Probability of means that lie so far apart, if both are samples of one normal distribution
-    (Student's test with pooled variance)."""
-    n, m = len(ours), len(theirs)
-    gap = statistics.fmean(ours) - statistics.fmean(theirs)
-    squares = sum((x - statistics.fmean(s)) ** 2 for s in (ours, theirs) for x in s)
-    if n + m < 3 or squares == 0:
-        return 1.0 if abs(gap) < 1e-12 else 0.0
-    error = math.sqrt(squares / (n + m - 2) * (1 / n + 1 / m))
-    return student(gap / error, n + m - 2)
 
 
 def at(runs: Sequence[Row], length: int) -> list[float]:
@@ -466,38 +417,24 @@ def accuracy_plot(found: Found, title: str, chance: float, lines: list[tuple[str
         f"{label} {' '.join(mean(at(found['runs'][i]['seeds'], n)) for n in LENGTHS)}"
         for i, label in shown
     )
-    low, high = math.log2(LENGTHS[0]), math.log2(LENGTHS[-1])
+    logs = [math.log2(n) for n in LENGTHS]
     plot = Plot(
-        title, f"{title}, means of the seeds at 64, 256, 512 and 1024: {said}.", (low, high), (0, 1)
+        title,
+        f"{title}, means of the seeds at 64, 256, 512 and 1024: {said}.",
+        (logs[0], logs[-1]),
+        (0, 1),
     )
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
-        _, y = plot.at(low, part)
-        plot.add(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="currentColor" opacity=".15"/>')
-        plot.text(LEFT - 6, y + 4, f"{part:g}", 'text-anchor="end"')
-    for length in LENGTHS:
-        x, _ = plot.at(math.log2(length), 0)
-        plot.add(f'<path d="M{x:.1f} {bottom}v4" stroke="currentColor" opacity=".6"/>')
-        anchor = "end" if length == LENGTHS[-1] else "middle"
-        plot.text(x + 4 * (anchor == "end"), bottom + 18, str(length), f'text-anchor="{anchor}"')
-    plot.text((LEFT + right) / 2, HEIGHT - 6, "length, trained at 64", 'text-anchor="middle"')
-    plot.add(f'<path d="M{LEFT} {TOP}V{bottom}" stroke="currentColor" opacity=".25"/>')
+    plot.up([(p / 4, f"{p / 4:g}") for p in range(5)])
+    plot.across([(x, str(n)) for x, n in zip(logs, LENGTHS, strict=True)], "length, trained at 64")
     plot.level(chance, "chance")
     for colour, (i, _) in zip(COLOURS, shown, strict=False):
         runs = found["runs"][i]["seeds"]
         for r in runs:
-            points = [plot.at(math.log2(n), r["scores"][str(n)]) for n in LENGTHS]
-            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-            plot.add(f'<path d="M{path}" fill="none" stroke="{colour}" opacity=".3"/>')
-        plot.line([(math.log2(n), statistics.fmean(at(runs, n))) for n in LENGTHS], colour)
-    x, y = float(LEFT), 23
-    for colour, (_, label) in zip(COLOURS, shown, strict=False):
-        wide = 28 + 7.4 * len(label)
-        if x + wide > WIDTH:
-            x, y = float(LEFT), 37
-        plot.add(f'<path d="M{x:.1f} {y}h14" stroke="{colour}" stroke-width="3"/>')
-        plot.text(x + 18, y + 4, label)
-        x += wide
+            scores = (r["scores"][str(n)] for n in LENGTHS)
+            plot.line(zip(logs, scores, strict=True), colour, False, alpha=0.3, linewidth=1)
+        means = (statistics.fmean(at(runs, n)) for n in LENGTHS)
+        plot.line(zip(logs, means, strict=True), colour)
+    plot.legend([(c, label) for c, (_, label) in zip(COLOURS, shown, strict=False)], rows=2)
     return plot
 
 
@@ -506,24 +443,23 @@ def accuracy_plot(found: Found, title: str, chance: float, lines: list[tuple[str
 
 def outputs() -> Iterator[tuple[Path, str]]:
     """Every file that follows from the results, with its content."""
-    found: Found = json.loads(newest().read_text(encoding="utf-8"))
-    fragments = {
-        "provenance": provenance(found),
-        "verdicts": verdicts(found),
-        "cpu": cpu_table(found),
-        "ladder": comparison(found, "The ladder", LENGTHS, "ladder"),
-        "depth": comparison(found, "Two layers", LENGTHS, "depth"),
-        "incumbents": comparison(found, "The delta rule", LENGTHS, "incumbents"),
-        "hier": comparison(found, "S3-hier", LENGTHS, "hier"),
-        "ablation": comparison(found, "Ablations", LENGTHS, "ablation"),
-        "tests": tests_table(found),
-        "time": time_table(found),
-        "new": new_table(found, "New rows", "new"),
-        "s5": new_table(found, "S5", "S5"),
-        "mqar": recall_table(found),
+    found = report.load(newest())
+    makers = {
+        "provenance": provenance,
+        "verdicts": verdicts,
+        "cpu": cpu_table,
+        "ladder": lambda f: comparison(f, "The ladder", LENGTHS, "ladder"),
+        "depth": lambda f: comparison(f, "Two layers", LENGTHS, "depth"),
+        "incumbents": lambda f: comparison(f, "The delta rule", LENGTHS, "incumbents"),
+        "hier": lambda f: comparison(f, "S3-hier", LENGTHS, "hier"),
+        "ablation": lambda f: comparison(f, "Ablations", LENGTHS, "ablation"),
+        "tests": tests_table,
+        "time": time_table,
+        "new": lambda f: new_table(f, "New rows", "new"),
+        "s5": lambda f: new_table(f, "S5", "S5"),
+        "mqar": recall_table,
     }
-    for name, text in fragments.items():
-        yield RESULTS / f"probes_{name}.md", text
+    yield from report.fragments("probes", found, makers)
     for name, (title, chance, lines) in FIGURES.items():
         yield accuracy_plot(found, title, chance, lines).write(name)
 
@@ -536,8 +472,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.collect:
         print(collect(args.collect).relative_to(ROOT))
-    for path, text in outputs():
-        path.write_text(text, encoding="utf-8")
+    for path in report.written(outputs()):
         print(path.relative_to(ROOT))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = ("gpu_checks", "gpu_linear")
+SCRIPTS = ("harness", "gpu_checks", "linear_checks")
 EXACT = torch.tensor([[1.0, -2.0], [0.0, 4.0]], dtype=torch.float64)
 
 
@@ -93,3 +93,24 @@ def test_a_case_with_one_bad_number_is_not_ok(checks, monkeypatch, name, value):
     row = checks.check(case, "cpu")
     assert not row["ok"]
     assert [n for n, e in row["errors"].items() if not e["of tolerance"] <= 1] == [name]
+
+
+@pytest.mark.parametrize(("factor", "ok"), [(1.0, True), (1.05, False), (math.nan, False)])
+def test_windows_of_a_giant_problem(checks, monkeypatch, factor, ok):
+    """A small one here, solved eagerly; and one whose states are off."""
+    cases = importlib.import_module("gpu_cases")
+    pararnn = importlib.import_module("pararnn")
+    solve = pararnn.solve
+
+    class Solution:
+        def __init__(self, states):
+            self.states = states * factor
+
+    monkeypatch.setattr(pararnn, "NewtonConfig", lambda **settings: None)
+    monkeypatch.setattr(pararnn, "solve", lambda *a, **k: Solution(solve(*a, **k).states))
+    row = cases.giant("cpu", 160, 2, 3)
+    assert row["ok"] is ok
+    assert {(e["what"], e["sequence"]) for e in row["errors"]} >= {
+        ("states", 0),
+        ("grad drives", 1),
+    }

@@ -17,7 +17,7 @@ PAGES = {"channelwise_page": "performance.md", "linear_page": "linear_performanc
 def load(monkeypatch):
     """A script of the benchmarks by its name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    for name in (*PAGES, "card_numerics"):
+    for name in PAGES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module
 

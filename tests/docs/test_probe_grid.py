@@ -44,9 +44,15 @@ seeds = [3]
 def script(monkeypatch, request):
     root = request.config.rootpath
     monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    module = importlib.import_module("probe_grid")
+    module = importlib.import_module("probe_runs")
     monkeypatch.setattr(module, "PUBLISHED", SMALL)
     return module
+
+
+@pytest.fixture
+def runner(script):
+    """What hands the rows out."""
+    return importlib.import_module("probe_grid")
 
 
 @pytest.mark.parametrize("select", ["early", "best"])
@@ -98,7 +104,7 @@ def test_rows_together_give_the_numbers_of_rows_alone(script):
         }
 
 
-def test_a_run_that_is_late_is_measured_and_not_finished(script, tmp_path):
+def test_a_run_that_is_late_is_measured_and_not_finished(script, runner, tmp_path):
     """As a run with so many steps, but it will be run again."""
     row = script.Row("r", "s", "S3", "signed", (0,), select="best")
     late: list[dict] = []
@@ -110,15 +116,15 @@ def test_a_run_that_is_late_is_measured_and_not_finished(script, tmp_path):
     assert late[0]["scores"] == short[0]["scores"]
     out = tmp_path / "out.jsonl"
     out.write_text("".join(json.dumps(f) + "\n" for f in late), encoding="utf-8")
-    assert script.finished(out) == set()
+    assert runner.finished(out) == set()
     out.write_text("".join(json.dumps(f) + "\n" for f in short), encoding="utf-8")
-    assert script.finished(out) == {("r", 0)}
+    assert runner.finished(out) == {("r", 0)}
 
 
-def test_jobs(script):
+def test_jobs(script, runner):
     """Every seed of every row once, at most so many together, and more important ones first."""
     rows = script.grid()
-    jobs = script.bundled(rows, 16)
+    jobs = runner.bundled(rows, 16)
     pairs = [(r.id, s) for job in jobs for r in job.rows for s in r.seeds]
     assert sorted(pairs) == sorted((r.id, s) for r in rows for s in r.seeds)
     assert max(job.seeds for job in jobs) <= 16
@@ -152,12 +158,12 @@ def test_batches_are_remembered_as_they_are_drawn(script):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_it_was(script, tmp_path, monkeypatch):
+def test_a_run_goes_on_where_it_was(script, runner, tmp_path, monkeypatch):
     """Also after a line that was cut off."""
     rows, out = tmp_path / "rows.toml", tmp_path / "out.jsonl"
     rows.write_text(ROWS, encoding="utf-8")
     command = ["--grid", str(rows), "--out", str(out), "--steps", "1"]
-    script.main(command)
+    runner.main(command)
     lines = out.read_text(encoding="utf-8").splitlines()
     assert [(e["id"], e["seed"]) for e in map(json.loads, lines)] == [
         ("one", 0),
@@ -165,9 +171,9 @@ def test_a_run_goes_on_where_it_was(script, tmp_path, monkeypatch):
         ("two", 3),
     ]
     out.write_text("\n".join([lines[0], lines[2], lines[1][:40]]), encoding="utf-8")
-    args = script.options([*command])
-    assert [(r.id, r.seeds) for r in script.planned(args)] == [("one", (1,))]
-    script.main(command)
+    args = runner.options([*command])
+    assert [(r.id, r.seeds) for r in runner.planned(args)] == [("one", (1,))]
+    runner.main(command)
     after = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert sorted((e["id"], e["seed"]) for e in after) == [("one", 0), ("one", 1), ("two", 3)]
     first, new = json.loads(lines[1]), next(e for e in after if (e["id"], e["seed"]) == ("one", 1))
