@@ -107,7 +107,6 @@ def _with(
 NAMESPACE: dict[str, Any] = {
     "addcmul": torch.addcmul,
     "lerp": torch.lerp,
-    "sigmoid_backward": torch.ops.aten.sigmoid_backward,
     "tanh_backward": torch.ops.aten.tanh_backward,
     "square": torch.square,
     "sqrt": torch.sqrt,

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import sympy
 
 from .primitives import primitive_of
 
 
-class sigmoid_backward(sympy.Function):
-    """``g·y(1−y)``, what differentiating ``y = sigmoid(x)`` gives, as one operation."""
-
-
 class tanh_backward(sympy.Function):
     """``g·(1−y²)``, what differentiating ``y = tanh(x)`` gives, as one operation."""
 
 
-_SLOPES = (sigmoid_backward, tanh_backward)
-
-
 def with_slopes(expr: sympy.Expr) -> sympy.Expr:
-    """Recognise the two derivatives in products, before common subexpressions break them up."""
+    """Recognise this derivative in products, before common subexpressions break them up."""
     if not expr.args:
         return expr
     args = [with_slopes(a) for a in expr.args]
     if not isinstance(expr, sympy.Mul) or any(a.is_number for a in args):
         return expr.func(*args)
-    for y in args:
-        if isinstance(y, sympy.Symbol) and 1 - y in args and len(args) > 2:
-            return sigmoid_backward(sympy.Mul(*[f for f in args if f not in (y, 1 - y)]), y)
     for slope in args:
         square = 1 - slope
         if isinstance(square, sympy.Pow) and square.base.is_Symbol and square.exp == 2:
@@ -40,7 +30,7 @@ def with_slopes(expr: sympy.Expr) -> sympy.Expr:
 class ExpressionPrinter:
     """SymPy expression → Python expression text, with operator precedence handled explicitly."""
 
-    def __init__(self, fused: bool = False, rank: Mapping[sympy.Symbol, int] | None = None):
+    def __init__(self, fused: bool = False, rank: dict[sympy.Symbol, int] | None = None):
         self.fused = fused
         self.rank = rank  # when symbols become known, to use the latest in the last operation
 
@@ -76,9 +66,13 @@ class ExpressionPrinter:
             return self._power(expr)
         primitive = primitive_of(expr)
         if primitive is not None:
+            opposite = -expr.args[0]
+            if self.rank is not None and primitive.name == "sigmoid" and opposite.is_Symbol:
+                # From the exponential that σ(x) is made of, if that is there.
+                return f"cosigmoid({opposite.name})", 3
             return self._call(primitive.name, *expr.args), 3
-        if isinstance(expr, _SLOPES):
-            return f"{type(expr).__name__}({', '.join(map(self, expr.args))})", 3
+        if isinstance(expr, tanh_backward):
+            return f"tanh_backward({', '.join(map(self, expr.args))})", 3
         raise NotImplementedError(
             f"got {type(expr).__name__} in {expr}, expected sums, products, powers and the "
             "functions of pararnn.spec.primitives; add a row to that table to extend the language."

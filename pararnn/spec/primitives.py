@@ -441,10 +441,10 @@ RESERVED = frozenset(
     [p.name for p in PRIMITIVES.values()]
     + [
         "addcmul",
+        "cosigmoid",
         "fma",
         "lerp",
         "ratio",
-        "sigmoid_backward",
         "sqrt",
         "square",
         "tanh_backward",

@@ -38,9 +38,11 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from .declarations import Linear
+from .complements import Complements
+from .declarations import Elementwise, Linear
 from .expressions import ExpressionPrinter, with_slopes
 from .factorize import operand_symbol
+from .primitives import sigmoid
 
 if TYPE_CHECKING:
     from .factorize import Factorization
@@ -74,6 +76,8 @@ class _Writer:
         rank = {stage.symbol: i for i, stage in enumerate(spec.stages, 1)}
         self.printer = ExpressionPrinter(dialect == "torch", rank if dialect == "triton" else None)
         self.lines: list[str] = []
+        self.complements = Complements()
+        self.whole: dict[str, str] = {}  # lines of stages with complements, if these are not used
         self.temporaries = 0
         self.targets: list[str] = []
 
@@ -86,23 +90,42 @@ class _Writer:
         shorthand: dict[sympy.Symbol, sympy.Expr] = dict(at or {})
         for stage in self.spec.stages:
             if not isinstance(stage, Linear):
-                expr = stage.expr.xreplace(shorthand)
+                expr = self.complements(stage.expr).xreplace(shorthand)
                 if expr.is_number:
                     shorthand[stage.symbol] = expr
                     continue
-                self.assign(stage.symbol.name, self.printer(expr))
+                self.stage(stage, expr)
             elif stage.map.structure == "diagonal":
                 weight = sympy.Symbol(stage.map.name, real=True)
-                operand = stage.operand.xreplace(shorthand)
+                operand = self.complements(stage.operand).xreplace(shorthand)
                 # Kept unevaluated, so that a*(r*h) is computed in the order of the page.
                 product = sympy.Mul(weight, operand, evaluate=False)
                 shorthand[stage.symbol] = operand if operand == 0 else product
             else:
-                operand = self.printer(stage.operand.xreplace(shorthand))
+                operand = self.printer(self.complements(stage.operand).xreplace(shorthand))
                 self.assign(
                     stage.symbol.name, f"{stage.map.structure}({stage.map.argument}, {operand})"
                 )
         self.shorthand = shorthand
+
+    def stage(self, stage: Elementwise, expr: sympy.Expr) -> None:
+        """An elementwise stage and its complement, which share their argument."""
+        name = stage.symbol.name
+        rest = self.complements.add(stage.symbol, self.complements(stage.expr))
+        if rest is None:
+            self.assign(name, self.printer(expr))
+            return
+        inner = expr.args[0]
+        if not inner.as_coeff_Mul()[1].is_Symbol:
+            self.whole[name] = f"    {name} = {self.printer(expr)}"
+            self.assign(f"_{name}_in", self.printer(inner))
+            inner = sympy.Symbol(f"_{name}_in", real=True)
+        self.assign(name, self.printer(expr.func(inner)))
+        complement = self.complements.symbol_of(stage.symbol)
+        shared = -inner if isinstance(expr, sigmoid) else inner
+        self.assign(complement.name, self.printer(rest.func(shared)))
+        if self.printer.rank is not None:
+            self.printer.rank[complement] = self.printer.rank[stage.symbol]
 
     def into(self, outputs: Sequence[str]) -> None:
         """Let a single output be written to an optional argument ``_out``, where its statement
@@ -120,7 +143,7 @@ class _Writer:
 
     def expressions(self, exprs: Sequence[sympy.Expr]) -> list[str]:
         """Print several expressions after common-subexpression elimination."""
-        exprs = [e.xreplace(getattr(self, "shorthand", {})) for e in exprs]
+        exprs = [self.complements(e).xreplace(getattr(self, "shorthand", {})) for e in exprs]
         if self.printer.fused:
             exprs = [with_slopes(e) for e in exprs]
         names = (sympy.Symbol(f"_x{i}", real=True) for i in range(self.temporaries, 10**6))
@@ -147,7 +170,13 @@ class _Writer:
         head = f"def {name}({', '.join(args)}):"
         if self.dialect == "triton":
             head = f"@triton.jit\n{head}"
-        return "\n".join([head, *_live(self.lines, tail), f"    return ({tail})"]) + "\n"
+        lines = _live(self.lines, tail)
+        assigned = {line.split()[0]: line for line in lines}
+        for stage, whole in self.whole.items():
+            if stage in assigned and f"_{stage}_co" not in assigned:
+                lines[lines.index(assigned[stage])] = whole
+                lines.remove(assigned[f"_{stage}_in"])
+        return "\n".join([head, *lines, f"    return ({tail})"]) + "\n"
 
 
 def _live(lines: Sequence[str], results: str) -> list[str]:
