@@ -41,8 +41,8 @@ from pararnn.solvers.api import solve_layer
 from pararnn.solvers.config import Kept
 from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.implicit import AdjointSolve
-from pararnn.spec import bounds, oracle, primitives
-from pararnn.spec.complements import Complements
+from pararnn.spec import bounds, functions, oracle
+from pararnn.spec.derive.complements import Complements
 
 from .checks import load
 from .clauses import DRM
@@ -386,8 +386,8 @@ class Blend(pararnn.Cell):
 
 def wrong_derivative() -> AbstractContextManager:
     """``tanh' = 1 − tanh`` in the table from which Jacobians are derived."""
-    row = dataclasses.replace(primitives.PRIMITIVES[sympy.tanh], derivative=lambda x, y: 1 - y)
-    return mock.patch.dict(primitives.PRIMITIVES, {sympy.tanh: row})
+    row = dataclasses.replace(functions.PRIMITIVES[sympy.tanh], derivative=lambda x, y: 1 - y)
+    return mock.patch.dict(functions.PRIMITIVES, {sympy.tanh: row})
 
 
 def elman() -> nn.Module:

@@ -6,7 +6,7 @@ import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
-# -- scalar functions, one a row of pararnn.spec.primitives ------------------------------------
+# -- scalar functions, one a row of pararnn.spec.functions ------------------------------------
 #
 # In float32 each is accurate to a few roundings, relative to its value (a sigmoid, where it is small,
 # to |x| of them), from two instructions of the machine (2^x and 1/x) and short polynomials. Float64

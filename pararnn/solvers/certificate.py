@@ -38,8 +38,8 @@ from torch import Tensor
 from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, affine_scan
 from ..spec.bounds import derivative_bounds
 from ..spec.declarations import Linear
+from ..spec.functions import snap
 from ..spec.interval import Interval
-from ..spec.primitives import snap
 from . import enclosure
 from .dynamics import SpecDynamics
 from .enclosure import EPS, TINY, UP, Ball, over, summing

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from .._checks import transformed
 from ..spec import Spec
-from ..spec.program import load, print_program
+from ..spec.print import print_program
+from ..spec.program import load
 
 
 def heads(weight: Tensor, x: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ NAMESPACE: dict[str, Any] = {
 
 @lru_cache(maxsize=1024)
 def compiled(spec: Spec, program: str) -> Callable[..., tuple[Any, ...]]:
-    """A printed program of the Spec as a function of tensors (see :mod:`pararnn.spec.program`)."""
+    """A printed program of the Spec as a function of tensors (see :mod:`pararnn.spec.derive`)."""
     return load(print_program(spec, program, "torch"), NAMESPACE)
 
 

@@ -14,7 +14,7 @@ import mpmath
 import numpy as np
 import sympy
 
-from .primitives import (
+from .functions import (
     PRIMITIVES,
     expm1,
     heaviside,

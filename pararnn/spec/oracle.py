@@ -17,8 +17,9 @@ import numpy as np
 import sympy
 
 from .backends import BACKENDS, convert
-from .primitives import expm1, sigmoid
-from .program import load, print_program
+from .functions import expm1, sigmoid
+from .print import print_program
+from .program import load
 
 if TYPE_CHECKING:
     from .spec import Spec
@@ -239,7 +240,7 @@ def _odd(function: type[sympy.Function], x: sympy.Expr) -> sympy.Expr:
 def _is_zero(expr: sympy.Expr) -> bool:
     """Exact zero test: calls of transcendental functions become free variables, in which the
     derivative rules are polynomial, so expanding decides. Of a function and its complement (see
-    :mod:`.complements`), one is written with the other."""
+    :mod:`.derive.complements`), one is written with the other."""
     expr = expr.replace(expm1, lambda x: sympy.exp(x) - 1)
     expr = expr.replace(sigmoid, lambda x: _odd(sigmoid, x))
     calls = sorted(expr.atoms(sympy.Function), key=sympy.default_sort_key)

@@ -25,9 +25,10 @@ from pararnn.solvers.enclosure import BALLS, Ball
 from pararnn.solvers.torch_backend import NAMESPACE
 from pararnn.spec import expm1, oracle, sigmoid
 from pararnn.spec.backends import BACKENDS
-from pararnn.spec.complements import Complements
 from pararnn.spec.declarations import Linear
-from pararnn.spec.program import arguments, load, print_program
+from pararnn.spec.derive.complements import Complements
+from pararnn.spec.print import print_program
+from pararnn.spec.program import arguments, load
 
 DIGITS = 4400  # exp(-1e4) has 4343 zeros behind the point
 LOGITS = [s * x for x in (1.0, 10.0, 25.0, 60.0, 100.0, 700.0, 1e3, 1e4) for s in (1, -1)]

@@ -15,7 +15,8 @@ from pararnn.solvers.dynamics import SpecDynamics
 from pararnn.solvers.linear import scannable
 from pararnn.solvers.torch_backend import compiled
 from pararnn.spec import Spec, oracle, sigmoid, tanh
-from pararnn.spec.program import PROGRAMS, print_program
+from pararnn.spec.derive import PROGRAMS
+from pararnn.spec.print import print_program
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
@@ -257,7 +258,8 @@ def test_constants_as_arguments():
 PRINT_ALL = """
 from pararnn.cells.para_gru import gru_spec
 from pararnn.cells.para_m2rnn import m2rnn_spec
-from pararnn.spec.program import PROGRAMS, DIALECTS, print_program
+from pararnn.spec.derive import PROGRAMS
+from pararnn.spec.print import DIALECTS, print_program
 for s in (gru_spec("diag"), gru_spec("head"), m2rnn_spec()):
     print(s.fingerprint, [e.latex for e in s.latex()], s.jacobian_latex())
     for p in PROGRAMS:

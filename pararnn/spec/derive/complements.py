@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import sympy
 
-from .primitives import expm1, sigmoid
+from ..functions import expm1, sigmoid
 
 
 class Complements:
