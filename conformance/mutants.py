@@ -41,7 +41,8 @@ from pararnn.solvers.adjoint import AdjointSolve
 from pararnn.solvers.api import solve_layer
 from pararnn.solvers.config import Kept
 from pararnn.solvers.spec_recurrence import SpecRecurrence
-from pararnn.spec import bounds, oracle, primitives
+from pararnn.spec import bounds, functions, oracle
+from pararnn.spec.derive.complements import Complements
 
 from .checks import load
 from .clauses import DRM
@@ -368,10 +369,25 @@ class SwappedTwice(pararnn.ParaGRU):
         return super().recurrence(h, -u_z, u_r, u_n, -A_z, A_r, A_n)
 
 
+class Blend(pararnn.Cell):
+    """A gate between the state and a new value. Its Spec is its own, so that no program is cached."""
+
+    def __init__(self) -> None:
+        with Spec("Blend") as s:
+            h = s.state("h", bounds=(-1, 1))
+            u_z, u_n = s.drives("u_z u_n")
+            z = s.let("z", sigmoid(u_z))
+            s.next(h, z * h + (1 - z) * tanh(u_n))
+        super().__init__(3, 4, spec=s)
+
+    def recurrence(self, h: Tensor, u_z: Tensor, u_n: Tensor) -> Tensor:
+        return torch.sigmoid(u_z) * h + torch.sigmoid(-u_z) * torch.tanh(u_n)
+
+
 def wrong_derivative() -> AbstractContextManager:
     """``tanh' = 1 − tanh`` in the table from which Jacobians are derived."""
-    row = dataclasses.replace(primitives.PRIMITIVES[sympy.tanh], derivative=lambda x, y: 1 - y)
-    return mock.patch.dict(primitives.PRIMITIVES, {sympy.tanh: row})
+    row = dataclasses.replace(functions.PRIMITIVES[sympy.tanh], derivative=lambda x, y: 1 - y)
+    return mock.patch.dict(functions.PRIMITIVES, {sympy.tanh: row})
 
 
 def elman() -> nn.Module:
@@ -897,6 +913,10 @@ def mutants() -> Iterator[Mutant]:
                  m2rnn(lambda H, kv, f, W: f * H + (1 - f) * torch.tanh(H @ W.mT + kv)))  # fmt: skip
     yield Mutant("swapped forget gate", "(1 − f) H + f Z", MATRIX, ("equation", "agreement"),
                  m2rnn(lambda H, kv, f, W: (1 - f) * H + f * torch.tanh(H @ W + kv)))  # fmt: skip
+    yield Mutant("subtracted gate", "1 − f for σ(−x)", MATRIX, ("equation",),
+                 m2rnn(lambda H, kv, f, W: f * H + (1 - f) * torch.tanh(H @ W + kv)))  # fmt: skip
+    yield Mutant("printed subtraction", "1 − z for σ(−x) in programs", "Blend", ("equation",),
+                 patch=replaced(Complements, "__call__", lambda self, expr: expr), factory=Blend)  # fmt: skip
     yield Mutant("missing 1 − f", "f H + Z", MATRIX, ("equation", "bounds"),
                  m2rnn(lambda H, kv, f, W: f * H + torch.tanh(H @ W + kv)))  # fmt: skip
     yield Mutant("early peephole", "the output gate sees the old memory", LSTM,

@@ -55,7 +55,8 @@ TEST_NAMES = {
     "api": "solution", "config": "config", "implicit": "derivatives", "fused": "scans",
     "walk": "kernels", "walk_back": "kernels", "reduce": "kernels", "tuples": "kernels",
     "launch": "kernels", "memory": "kernels", "body": "source", "programs": "source",
-    "plan": "source", "primitives": "interval", "backends": "programs", "expressions": "programs",
+    "plan": "source", "backends": "programs", "forward": "programs", "backward": "programs",
+    "tangent": "programs", "factorization": "programs", "python": "programs", "triton": "programs",
     "torch_backend": "programs", "enclosure": "certificate_rounding", "chunks": "affine",
 }  # fmt: skip
 """The word in the name of the test file, for modules whose tests are called otherwise."""

@@ -17,6 +17,7 @@ from ..reference import drives as packed
 from . import checks
 
 STEP = 1e-13  # float64, one step: about 10 + n roundings of 1.1e-16, each damped by the gates
+EACH = 1e-11  # of a number that is a product of gates, or a sum of a few that hardly cancel
 
 
 def arrays(cell: nn.Module, h: Tensor, x: Tensor) -> tuple:
@@ -29,6 +30,11 @@ def arrays(cell: nn.Module, h: Tensor, x: Tensor) -> tuple:
 def digits(value: object) -> Tensor:
     """An array of mpmath numbers, rounded to float64."""
     return torch.from_numpy(np.asarray(value, dtype=object).astype(np.float64))
+
+
+def each(value: Tensor, reference: Tensor) -> float:
+    """``max |value − reference| / |reference|``, every number by itself, down to 1e-290."""
+    return float(((value - reference).abs() / reference.abs().clamp_min(1e-290)).max())
 
 
 @checks("equation")
@@ -60,6 +66,19 @@ def equation(ctx: Context) -> None:
         ctx.within(
             f"hand-written − Spec {DIGITS} digits, {label}", error(by_hand, digits(many)), STEP
         )
+        if scale > 1:  # from nothing, a gate that is open leaves very little, with all its digits
+            h = torch.zeros_like(h)
+            state = np.zeros_like(state)
+            with mpmath.workdps(DIGITS):
+                many = digits(ctx.api.step(spec, state, drives, params, "mpmath"))
+            by_hand = advance(cell, h, x).detach().cpu()
+            derived = torch.tensor(ctx.api.step(spec, state, drives, params))
+            for label, value in (("hand-written", by_hand), ("Spec float64", derived)):
+                ctx.within(
+                    f"{label} − Spec {DIGITS} digits, each number, from zero",
+                    each(value, many),
+                    EACH,
+                )
         if ctx.subject.name in EQUATIONS:
             paper = np.stack(
                 [written_out(ctx.subject.name, cell, a, b) for a, b in zip(h, x, strict=True)]

@@ -9,7 +9,7 @@ import sympy
 
 from ..spec import Spec
 from ..spec.declarations import Elementwise, Linear
-from ..spec.primitives import primitive_of
+from ..spec.functions import primitive_of
 
 HEADS = sympy.Symbol("heads", positive=True)
 

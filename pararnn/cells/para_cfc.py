@@ -12,6 +12,7 @@ from torch.nn import functional
 from .. import _checks as checks
 from ..spec import Spec, expm1, sigmoid, softplus, tanh
 from .cell import Cell
+from .gates import shares
 
 FORMS = ("published", "consistent")
 
@@ -85,9 +86,8 @@ class ParaCfC(Cell):
             u_f, u_g, u_k, dt, R_f, R_g, R_k = given
             start = torch.tanh(u_g + R_g * h)
             end = torch.tanh(u_k + R_k * h)
-            # The weight of the end, 1 − σ(−x), is σ(x).
-            x = (u_f + R_f * h) * dt[..., None]
-            return torch.sigmoid(-x) * start + torch.sigmoid(x) * end
+            past, left = shares((u_f + R_f * h) * dt[..., None])
+            return left * start + past * end
         u_f, u_k, dt, R_f, R_k = given
         rate = functional.softplus(u_f + R_f * h, threshold=40)
         left = h - torch.tanh(u_k + R_k * h)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import _checks as checks
 from ..spec import Spec, sigmoid, tanh
 from .cell import Cell
+from .gates import shares
 
 
 @cache
@@ -73,9 +74,8 @@ class ParaM2RNN(Cell):
         nn.init.eye_(self.W)
 
     def recurrence(self, H: Tensor, k: Tensor, v: Tensor, u_f: Tensor, W: Tensor) -> Tensor:
-        f = torch.sigmoid(u_f)[..., None, None]
-        Z = torch.tanh(H @ W + k[..., :, None] * v[..., None, :])
-        return f * H + (1 - f) * Z
+        kept, written = shares(u_f[..., None, None])
+        return kept * H + written * torch.tanh(H @ W + k[..., :, None] * v[..., None, :])
 
     def hyperparameters(self) -> dict[str, Any]:
         return {

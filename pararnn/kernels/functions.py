@@ -6,11 +6,11 @@ import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
-# -- scalar functions, one a row of pararnn.spec.primitives ------------------------------------
+# -- scalar functions, one a row of pararnn.spec.functions ------------------------------------
 #
-# In float32 each is accurate to a few roundings, relative to its value (sigmoid(x), for x < 0, to |x|
-# of them), from two instructions of the machine (2^x and 1/x) and short polynomials. Float64 uses
-# CUDA's own library.
+# In float32 each is accurate to a few roundings, relative to its value (a sigmoid, where it is small,
+# to |x| of them), from two instructions of the machine (2^x and 1/x) and short polynomials. Float64
+# uses CUDA's own library.
 
 
 @triton.jit
@@ -70,11 +70,26 @@ def sqrt(x):
 
 
 @triton.jit
-def sigmoid(x):
+def decay(x):
+    """``exp(-x)``, accurate to ``|x|`` roundings."""
     if x.dtype == tl.float32:
-        return reciprocal(1 + exp2(x * -1.4426950408889634))
+        return exp2(x * -1.4426950408889634)
     else:
-        return 1 / (1 + tl.exp(-x))
+        return tl.exp(-x)
+
+
+@triton.jit
+def sigmoid(x):
+    return reciprocal(1 + decay(x))
+
+
+@triton.jit
+def cosigmoid(x):
+    """``1 - sigmoid(x)``, accurate where that is near 1, from the exponential of ``sigmoid(x)``:
+    where both are called, it is computed once."""
+    e = decay(x)
+    s = reciprocal(1 + e)
+    return tl.where(x > 0, e * s, 1 - s)
 
 
 @triton.jit

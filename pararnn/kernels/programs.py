@@ -6,7 +6,7 @@ import sympy
 
 from ..spec import Spec
 from ..spec.declarations import Linear
-from ..spec.program import print_program
+from ..spec.print import print_program
 from .plan import reduced
 
 HEAD = "import triton\nimport triton.language as tl\n\nfrom pararnn.kernels.functions import *\n\n"

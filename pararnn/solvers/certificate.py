@@ -39,8 +39,8 @@ from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, affine_scan
 from ..scan.inputs import cut
 from ..spec.bounds import derivative_bounds
 from ..spec.declarations import Linear
+from ..spec.functions import snap
 from ..spec.interval import Interval
-from ..spec.primitives import snap
 from . import enclosure
 from .adjoint import previous
 from .enclosure import EPS, TINY, UP, Ball, over, summing

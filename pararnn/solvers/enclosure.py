@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ..scan import Algebra, Block, Dense, Diagonal, Left, Right
 from ..spec import Spec
-from ..spec.program import load, print_program
+from ..spec.print import print_program
+from ..spec.program import load
 from .spec_recurrence import SpecRecurrence
 from .torch_backend import NAMESPACE
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, Right
 from ..spec import Spec
-from ..spec.factorize import operand_symbol
+from ..spec.derive.factorization import operand_symbol
 from .recurrence import Coefficients, Recurrence, pack
 from .torch_backend import align, compiled
 

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from .._checks import transformed
 from ..spec import Spec
-from ..spec.program import load, print_program
+from ..spec.print import print_program
+from ..spec.program import load
 
 
 def heads(weight: Tensor, x: Tensor) -> Tensor:
@@ -107,7 +108,6 @@ def _with(
 NAMESPACE: dict[str, Any] = {
     "addcmul": torch.addcmul,
     "lerp": torch.lerp,
-    "sigmoid_backward": torch.ops.aten.sigmoid_backward,
     "tanh_backward": torch.ops.aten.tanh_backward,
     "square": torch.square,
     "sqrt": torch.sqrt,
@@ -134,7 +134,7 @@ NAMESPACE: dict[str, Any] = {
 
 @lru_cache(maxsize=1024)
 def compiled(spec: Spec, program: str) -> Callable[..., tuple[Any, ...]]:
-    """A printed program of the Spec as a function of tensors (see :mod:`pararnn.spec.program`)."""
+    """A printed program of the Spec as a function of tensors (see :mod:`pararnn.spec.derive`)."""
     return load(print_program(spec, program, "torch"), NAMESPACE)
 
 

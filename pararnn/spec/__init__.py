@@ -1,8 +1,7 @@
 """Staged symbolic specs: one definition of a cell from which everything else is derived."""
 
 from .declarations import SpecError, SpecWarning
-from .latex import Equation
-from .primitives import (
+from .functions import (
     cos,
     exp,
     expm1,
@@ -17,6 +16,7 @@ from .primitives import (
     softplus,
     tanh,
 )
+from .print.latex import Equation
 from .spec import Spec
 
 __all__ = [

@@ -7,26 +7,14 @@ the solver, since this package knows no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import mpmath
 import numpy as np
 import sympy
 
-from .primitives import (
-    PRIMITIVES,
-    expm1,
-    heaviside,
-    log1p,
-    maximum,
-    positive,
-    positive_slope,
-    sigmoid,
-    snap,
-    snap_angle,
-    softplus,
-)
+from .functions import PRIMITIVES
 
 Array = np.ndarray
 
@@ -67,130 +55,27 @@ def _with(
     return lambda w, x: act(change(w), x)
 
 
-def _namespace(functions: Mapping[str, Callable], ratio: Callable, absolute: Callable) -> dict:
+def _elementwise(f: Callable[..., Any]) -> Callable[..., Any]:
+    return np.frompyfunc(f, 1, 1)
+
+
+def _namespace(backend: str, sqrt: Callable, absolute: Callable, ratio: Callable) -> dict[str, Any]:
     return {
-        **functions,
+        **{p.name: p.values(backend) for p in PRIMITIVES.values()},
         **_maps(absolute),
+        "sqrt": sqrt,
         "ratio": ratio,
         "square": lambda x: x * x,
         "zero": lambda x: x * 0,
     }
 
 
-def _stable_sigmoid(x: Array) -> Array:
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
-
-
-def _elementwise(f: Callable[..., Any], arity: int = 1) -> Callable[..., Any]:
-    return np.frompyfunc(f, arity, 1)
-
-
-def _mp_sigmoid(x: Any) -> Any:
-    return 1 / (1 + mpmath.exp(-x))
-
-
-def _mp_softplus(x: Any) -> Any:
-    return mpmath.log1p(mpmath.exp(x))
-
-
-def _mp_heaviside(x: Any) -> Any:
-    return (1 + mpmath.sign(x)) / 2
-
-
-def _np_heaviside(x: Array) -> Array:
-    return np.heaviside(x, 0.5)
-
-
-def _np_positive(x: Array) -> Array:
-    return np.where(x >= 0, x + 0.5, _stable_sigmoid(x))
-
-
-def _np_positive_slope(x: Array, y: Array) -> Array:
-    return np.where(x >= 0, 1.0, y * (1 - y))
-
-
-def _np_snap(x: Array, m: Array) -> Array:
-    return np.rint(x * (m * (0.5 / np.pi))) * (2 * np.pi / m)
-
-
-def _np_snap_angle(x: Array, m: Array) -> Array:
-    count = np.rint(x * (m * (0.5 / np.pi)))
-    return (count - m * np.rint(count / m)) * (2 * np.pi / m)
-
-
-def _mp_positive(x: Any) -> Any:
-    return x + mpmath.mpf("0.5") if x >= 0 else _mp_sigmoid(x)
-
-
-def _mp_positive_slope(x: Any, y: Any) -> Any:
-    return mpmath.mpf(1) if x >= 0 else y * (1 - y)
-
-
-def _mp_snap(x: Any, m: Any) -> Any:
-    return mpmath.nint(x * m / (2 * mpmath.pi)) * (2 * mpmath.pi / m)
-
-
-def _mp_snap_angle(x: Any, m: Any) -> Any:
-    count = mpmath.nint(x * m / (2 * mpmath.pi))
-    return (count - m * mpmath.nint(count / m)) * (2 * mpmath.pi / m)
-
-
-_FLOAT: dict[str, Callable[..., Any]] = {
-    "sigmoid": _stable_sigmoid,
-    "positive": _np_positive,
-    "positive_slope": _np_positive_slope,
-    "snap": _np_snap,
-    "snap_angle": _np_snap_angle,
-    "softplus": lambda x: np.logaddexp(0.0, x),
-    "heaviside": _np_heaviside,
-}
-_MP: dict[str, Callable[..., Any]] = {
-    "sigmoid": _mp_sigmoid,
-    "softplus": _mp_softplus,
-    "heaviside": _mp_heaviside,
-    "maximum": max,
-    "positive": _mp_positive,
-    "positive_slope": _mp_positive_slope,
-    "snap": _mp_snap,
-    "snap_angle": _mp_snap_angle,
-}
-_SYMBOLIC = {
-    "sigmoid": sigmoid,
-    "softplus": softplus,
-    "expm1": expm1,
-    "heaviside": heaviside,
-    "maximum": maximum,
-    "log1p": log1p,
-    "positive": positive,
-    "positive_slope": positive_slope,
-    "snap": snap,
-    "snap_angle": snap_angle,
-}
-_ARITY = {p.name: p.arity for p in PRIMITIVES.values()} | {"sqrt": 1}
-
 BACKENDS: dict[str, dict[str, Any]] = {
-    "float64": _namespace(
-        {name: _FLOAT.get(name) or getattr(np, name) for name in _ARITY},
-        lambda p, q: p / q,
-        np.abs,
-    ),
+    "float64": _namespace("float64", np.sqrt, np.abs, lambda p, q: p / q),
     "mpmath": _namespace(
-        {
-            name: _elementwise(_MP.get(name) or getattr(mpmath, name), arity)
-            for name, arity in _ARITY.items()
-        },
-        lambda p, q: mpmath.mpf(p) / q,
-        _elementwise(abs),
+        "mpmath", _elementwise(mpmath.sqrt), _elementwise(abs), lambda p, q: mpmath.mpf(p) / q
     ),
-    "sympy": _namespace(
-        {
-            name: _elementwise(_SYMBOLIC.get(name) or getattr(sympy, name), arity)
-            for name, arity in _ARITY.items()
-        },
-        sympy.Rational,
-        _elementwise(abs),
-    ),
+    "sympy": _namespace("sympy", _elementwise(sympy.sqrt), _elementwise(abs), sympy.Rational),
 }
 
 

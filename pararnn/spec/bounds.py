@@ -22,9 +22,9 @@ import sympy
 
 from .backends import BACKENDS
 from .declarations import Elementwise, Linear
+from .functions import primitive_of
 from .interval import Interval, product_above, total_above
 from .oracle import align
-from .primitives import primitive_of
 
 if TYPE_CHECKING:
     from .spec import Spec

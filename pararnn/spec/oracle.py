@@ -17,7 +17,9 @@ import numpy as np
 import sympy
 
 from .backends import BACKENDS, convert
-from .program import load, print_program
+from .functions import expm1, sigmoid
+from .print import print_program
+from .program import load
 
 if TYPE_CHECKING:
     from .spec import Spec
@@ -231,9 +233,16 @@ def prove_jacobian(spec: Spec, sizes: Sizes) -> bool:
     return True
 
 
+def _odd(function: type[sympy.Function], x: sympy.Expr) -> sympy.Expr:
+    return 1 - function(-x) if x.could_extract_minus_sign() else function(x)
+
+
 def _is_zero(expr: sympy.Expr) -> bool:
     """Exact zero test: calls of transcendental functions become free variables, in which the
-    derivative rules are polynomial, so expanding decides."""
+    derivative rules are polynomial, so expanding decides. Of a function and its complement (see
+    :mod:`.derive.complements`), one is written with the other."""
+    expr = expr.replace(expm1, lambda x: sympy.exp(x) - 1)
+    expr = expr.replace(sigmoid, lambda x: _odd(sigmoid, x))
     calls = sorted(expr.atoms(sympy.Function), key=sympy.default_sort_key)
     names = {call: sympy.Symbol(f"_call{i}", real=True) for i, call in enumerate(calls)}
     # Replace outer calls first: an inner call then survives only where it stands by itself.

@@ -43,11 +43,11 @@ from .declarations import (
     SpecWarning,
     Stage,
 )
-from .primitives import PRIMITIVES, RESERVED, expression, primitive_of
+from .functions import PRIMITIVES, RESERVED, expression, primitive_of
 
 if TYPE_CHECKING:
-    from .factorize import Factorization
-    from .latex import Equation
+    from .derive.factorization import Factorization
+    from .print.latex import Equation
 
 
 LANGUAGE = (sympy.Symbol, sympy.Rational, sympy.Float, sympy.Add, sympy.Mul, sympy.Pow)
@@ -607,7 +607,7 @@ class Spec:
     @cached_property
     def factorization(self) -> Factorization:
         """The factorized Jacobian: elementwise coefficients between linear nodes."""
-        from .factorize import factorize
+        from .derive.factorization import factorize
 
         return factorize(self)
 
@@ -693,18 +693,18 @@ class Spec:
 
     def latex(self) -> list[Equation]:
         """One equation a stage, in the author's order and with time indices."""
-        from .latex import equations
+        from .print.latex import equations
 
         return equations(self)
 
     def jacobian_latex(self) -> list[str]:
         """The derived factorized Jacobian, as its action on a perturbation."""
-        from .latex import jacobian_action
+        from .print.latex import jacobian_action
 
         return jacobian_action(self)
 
     def source(self, program: str = "step", dialect: str = "torch") -> str:
-        """Printed source of a derived program; see :mod:`pararnn.spec.program`."""
-        from .program import print_program
+        """Printed source of a derived program; see :mod:`pararnn.spec.derive`."""
+        from .print import print_program
 
         return print_program(self, program, dialect)

@@ -8,7 +8,8 @@ import torch
 
 from pararnn.solvers.torch_backend import NAMESPACE, align
 from pararnn.spec.backends import BACKENDS
-from pararnn.spec.program import arguments, load, print_program
+from pararnn.spec.print import print_program
+from pararnn.spec.program import arguments, load
 
 SPECIMENS = ("gru_diag", "matrix_block", "lstm", "everything", "rotation", "linear_diagonal")
 CELLS = ("ParaGRU[diag]", "ParaLSTM", "ParaSLSTM[sigmoid]", "ParaSLSTM[exp]", "ParaCfC[published]",

@@ -67,6 +67,7 @@ def sigmoid(x):
 
 NUMPY = {
     "sigmoid": sigmoid,
+    "cosigmoid": lambda x: sigmoid(-x),
     "tanh": np.tanh,
     "exp": np.exp,
     "expm1": np.expm1,
@@ -80,6 +81,7 @@ NUMPY = {
 }
 EXACT = {
     "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+    "cosigmoid": lambda x: 1 / (1 + mpmath.exp(x)),
     "softplus": lambda x: mpmath.log1p(mpmath.exp(x)),
     "positive": lambda x: x + mpmath.mpf("0.5") if x >= 0 else EXACT["sigmoid"](x),
     **{
@@ -108,8 +110,9 @@ def allowed(kit, name, x):
     """
     bound = np.full(x.shape, 8.0)
     twice = kit.DEVICE == "cpu" and name in ("exp", "expm1", "softplus")
-    if name in ("sigmoid", "positive") or twice:
-        bound += 1.25 * np.minimum(np.abs(x), 110.0) * (np.ones_like(x) if twice else x < 0)
+    if name in ("sigmoid", "cosigmoid", "positive") or twice:
+        like = np.ones_like(x) if twice else (x > 0 if name == "cosigmoid" else x < 0)
+        bound += 1.25 * np.minimum(np.abs(x), 110.0) * like
     return bound
 
 
@@ -224,13 +227,14 @@ def test_the_rest(kit, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", ["sigmoid", "tanh", "exp", "softplus"])
+@pytest.mark.parametrize("name", ["sigmoid", "cosigmoid", "tanh", "exp", "softplus"])
 def test_within_its_range_and_nearly_monotone(kit, name, dtype):
     """No value outside the range that bounds of a Spec promise, and no step back by more than the
     error, also where two formulas meet."""
     x = np.sort(points(dtype, 1 << 14, seed=1))
     y = applied(kit, name, x).astype(np.float64)
-    lo, hi = {"sigmoid": (0, 1), "tanh": (-1, 1)}.get(name, (0, np.inf))
+    y = y[::-1] if name == "cosigmoid" else y
+    lo, hi = {"tanh": (-1, 1)}.get(name, (0, 1 if "sigmoid" in name else np.inf))
     assert y.min() >= lo
     assert y.max() <= hi
     y = y[np.isfinite(y)]
@@ -256,6 +260,8 @@ MUTANTS = {
     "log1p: log(1 + x) everywhere": ("log1p", "(x > -0.5) & (x < 1)", "(x > 8) & (x < 9)"),
     "positive: sigmoid everywhere": ("positive", "x >= 0, x + 0.5", "x >= 99, x + 0.5"),
     "sigmoid: base": ("sigmoid", "-1.4426950408889634", "-1.4427"),
+    "cosigmoid: a subtraction everywhere": ("cosigmoid", "tl.where(x > 0, e * s, 1 - s)", "1 - s"),
+    "cosigmoid: a product everywhere": ("cosigmoid", "tl.where(x > 0, e * s, 1 - s)", "e * s"),
 }  # fmt: skip
 
 

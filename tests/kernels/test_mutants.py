@@ -112,8 +112,8 @@ MUTANTS = (
     Mutant("the chain back is not transposed", r"(state = add_applied\([^\n]*)BACK\)", r"\1False)", "reduce.chain", REDUCED),
     Mutant("nothing enters on the right", r"if chunk < chunks - 1:", "if chunk < 0:", "walk_back.adjoint_chunks", REDUCED),
     # the printed programs
-    Mutant("a sign in the step", r"1 - z", "1 + z", "programs.step"),
-    Mutant("a sign in the adjoint", r"1 - z", "1 + z", "programs.adjoint"),
+    Mutant("a sign in the step", r"h\*_z_co", "-h*_z_co", "programs.step"),
+    Mutant("a sign in the adjoint", r"_c2 = _z_co", "_c2 = -_z_co", "programs.adjoint"),
     Mutant("a derivative", r"1 - square\(n\)", "1 + square(n)", "programs.adjoint"),
     Mutant("a sign in the Jacobian", r", u, -A,", ", u, A,", "programs.step_jacobian", NEWTON),
 )  # fmt: skip

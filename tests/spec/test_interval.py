@@ -7,8 +7,8 @@ import pytest
 import sympy
 
 from pararnn.spec.bounds import evaluate
+from pararnn.spec.functions import PRIMITIVES
 from pararnn.spec.interval import Interval
-from pararnn.spec.primitives import PRIMITIVES
 
 RNG = np.random.default_rng(0)
 X, Y = sympy.symbols("x y", real=True)

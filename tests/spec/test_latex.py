@@ -8,7 +8,7 @@ import sympy
 from pararnn.cells.para_gru import gru_spec
 from pararnn.cells.para_m2rnn import m2rnn_spec
 from pararnn.spec import Spec, sigmoid, tanh
-from pararnn.spec.factorize import factorize
+from pararnn.spec.derive.factorization import factorize
 
 
 def lines(spec):

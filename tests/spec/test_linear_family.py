@@ -13,8 +13,8 @@ import torch
 from pararnn.solvers.torch_backend import NAMESPACE
 from pararnn.spec import Spec, SpecError, cos, oracle, positive, sigmoid, sin, snap, tanh
 from pararnn.spec.backends import BACKENDS
+from pararnn.spec.functions import PRIMITIVES, positive_slope
 from pararnn.spec.interval import Interval
-from pararnn.spec.primitives import PRIMITIVES, positive_slope
 
 ROW = {p.name: p for p in PRIMITIVES.values()}
 X = np.array([-700.0, -30, -1.5, -1e-9, -0.0, 0.0, 1e-9, 0.25, 1e6])

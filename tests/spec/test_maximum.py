@@ -9,8 +9,8 @@ import pararnn
 from pararnn import Cell, Spec, SpecError, expm1, maximum, sigmoid, tanh
 from pararnn.solvers.torch_backend import compiled
 from pararnn.spec import bounds, oracle
+from pararnn.spec.functions import PRIMITIVES, heaviside
 from pararnn.spec.interval import Interval
-from pararnn.spec.primitives import PRIMITIVES, heaviside
 
 
 def larger_of_two():

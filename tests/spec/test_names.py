@@ -9,7 +9,8 @@ import torch
 
 from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.spec import Spec, SpecError, sigmoid, tanh
-from pararnn.spec.program import PROGRAMS, print_program
+from pararnn.spec.derive import PROGRAMS
+from pararnn.spec.print import print_program
 
 
 def gated(u_z, u_n, A, B, p):

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from .declarations import Elementwise, Linear, Stage
-from .primitives import primitive_of
+from ..declarations import Elementwise, Linear, Stage
+from ..functions import primitive_of
 
 if TYPE_CHECKING:
-    from .spec import Spec
+    from ..spec import Spec
 
 Edges = Mapping[sympy.Symbol, sympy.Expr]
 
@@ -90,6 +90,11 @@ class Factorization:
         """Index of an edge's coefficient in :attr:`coefficients`; None if it is a number."""
         c = self.edges[target][source]
         return None if c.is_number else self.coefficients.index(c)
+
+    def value(self, target: sympy.Symbol, source: sympy.Symbol) -> sympy.Expr:
+        """An edge's coefficient as programs know it: a number, or the name of an argument."""
+        i = self.position(target, source)
+        return self.edges[target][source] if i is None else sympy.Symbol(f"_c{i}", real=True)
 
     @cached_property
     def operands(self) -> tuple[sympy.Expr, ...]:

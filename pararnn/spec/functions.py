@@ -1,9 +1,9 @@
 """The scalar functions that a stage may apply, each with everything derived from it.
 
-One table, one row a function: its LaTeX, its derivatives written in terms of its own output (so
-that no code evaluates a transcendental twice) and the range and derivative bounds that the
-interval evaluation needs. Adding a function to the language of specs is adding a row here, and
-its implementation to each numeric backend.
+One table, one row a function: its derivatives written in terms of its own output (so that no code
+evaluates a transcendental twice), its range and bounds of its derivatives on intervals, its LaTeX,
+and its values in float64 and in mpmath. Adding a function to the language of specs is adding a row
+here, and its implementation on tensors to the solvers and to the kernels.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mpmath
 import numpy as np
 import sympy
 
@@ -168,28 +169,43 @@ class Primitive:
     interval of ``x`` to an interval holding ``f``, and to upper bounds of ``|f'|`` and ``|f''|``.
     A function of ``arity`` 2 has one derivative and one slope for each argument, in a tuple; its
     curvature ``M`` bounds the second derivative by ``M (Σ |dx_i|)²``. ``internal`` functions
-    occur in derivatives only, not in specs.
+    occur in derivatives only, not in specs. Values in ``float64`` (of arrays) and ``mpmath`` (of
+    numbers) are those of NumPy's and mpmath's function of the same name, if not given.
     """
 
-    name: str
     function: type[sympy.Function]
-    latex: str
     derivative: Callable[..., Any]
     image: Callable[..., Interval]
     slope: Callable[..., Any]
     curvature: Callable[..., np.ndarray]
+    latex: str = ""
+    float64: Callable[..., Any] | None = None
+    mpmath: Callable[..., Any] | None = None
     arity: int = 1
     internal: bool = False
 
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def values(self, backend: str) -> Callable[..., Any]:
+        """The function on arrays of one backend's numbers."""
+        if backend == "float64":
+            return self.float64 or getattr(np, self.name)
+        function: Any = self.function
+        if backend == "mpmath":
+            function = self.mpmath or getattr(mpmath, self.name)
+        return np.frompyfunc(function, self.arity, 1)
+
     def derivatives(self, args: Sequence[sympy.Expr], y: sympy.Expr) -> tuple[sympy.Expr, ...]:
         """The partial derivative with respect to every argument."""
-        found = self.derivative(*args, y)
-        return found if isinstance(found, tuple) else (found,)
+        slopes = self.derivative(*args, y)
+        return slopes if isinstance(slopes, tuple) else (slopes,)
 
     def slopes(self, args: Sequence[Interval]) -> tuple[np.ndarray, ...]:
         """An upper bound of every partial derivative's magnitude."""
-        found = self.slope(*args)
-        return found if isinstance(found, tuple) else (found,)
+        bounds = self.slope(*args)
+        return bounds if isinstance(bounds, tuple) else (bounds,)
 
 
 def _np_sigmoid(x: np.ndarray) -> np.ndarray:
@@ -241,7 +257,7 @@ def _softplus_image(x: Interval) -> Interval:
     return Interval(np.maximum(lo, 0.0), hi)
 
 
-def _positive_np(x: np.ndarray) -> np.ndarray:
+def _np_positive(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, x + 0.5, _np_sigmoid(np.minimum(x, 0)))
 
 
@@ -265,8 +281,8 @@ def _half_turn(x: Interval, m: Interval) -> Interval:
     return Interval(-half, half)
 
 
-def _step_np(x: np.ndarray) -> np.ndarray:
-    return 0.5 + 0.5 * np.sign(x)
+def _np_step(x: np.ndarray) -> np.ndarray:
+    return np.heaviside(x, 0.5)
 
 
 def _where_equal(value: float) -> Callable[..., np.ndarray]:
@@ -283,6 +299,20 @@ def _may_be_larger(a: Interval, b: Interval) -> tuple[np.ndarray, np.ndarray]:
     return 1.0 * (a.hi >= b.lo), 1.0 * (b.hi >= a.lo)
 
 
+def _snapped(whole: Callable, pi: Any, turns: bool) -> Callable[..., Any]:
+    """The nearest multiple of ``2π/m``, in the numbers of ``whole``; with ``turns``, whole ones."""
+
+    def nearest(x: Any, m: Any) -> Any:
+        count = whole(x * (m / (2 * pi)))
+        return (count if turns else count - m * whole(count / m)) * (2 * pi / m)
+
+    return nearest
+
+
+def _mp_sigmoid(x: Any) -> Any:
+    return 1 / (1 + mpmath.exp(-x))
+
+
 # max |sigma''| = 1/(6 sqrt 3), max |tanh''| = 4/(3 sqrt 3), max |softplus''| = max sigma' = 1/4.
 _SIGMOID_CURVATURE = float(above(1 / (6 * np.sqrt(3))))
 _TANH_CURVATURE = float(above(4 / (3 * np.sqrt(3))))
@@ -291,145 +321,128 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
     p.function: p
     for p in (
         Primitive(
-            "sigmoid",
             sigmoid,
-            r"\sigma",
             lambda x, y: y * (1 - y),
             _increasing(_np_sigmoid, 0.0, 1.0),
             _bell(lambda x: _np_sigmoid(x) * _np_sigmoid(-x), 0.25),
             _constant(_SIGMOID_CURVATURE),
+            r"\sigma",
+            _np_sigmoid,
+            _mp_sigmoid,
         ),
         Primitive(
-            "tanh",
             sympy.tanh,
-            r"\tanh",
             lambda x, y: 1 - y**2,
             _increasing(np.tanh, -1.0, 1.0),
             _bell(_squared_sech, 1.0),
             _constant(_TANH_CURVATURE),
+            r"\tanh",
         ),
         Primitive(
-            "softplus",
             softplus,
-            r"\operatorname{softplus}",
             lambda x, y: sigmoid(x),
             _softplus_image,
             lambda x: np.minimum(above(_np_sigmoid(x.hi)), 1.0),
             _constant(0.25),
+            r"\operatorname{softplus}",
+            lambda x: np.logaddexp(0.0, x),
+            lambda x: mpmath.log1p(mpmath.exp(x)),
         ),
+        Primitive(sympy.exp, lambda x, y: y, _increasing(np.exp, 0.0), _exp_up, _exp_up, r"\exp"),
         Primitive(
-            "exp",
-            sympy.exp,
-            r"\exp",
-            lambda x, y: y,
-            _increasing(np.exp, 0.0),
-            _exp_up,
-            _exp_up,
-        ),
-        Primitive(
-            "expm1",
             expm1,
-            r"\operatorname{expm1}",
             lambda x, y: y + 1,
             _increasing(np.expm1, -1.0),
             _exp_up,
             _exp_up,
+            r"\operatorname{expm1}",
         ),
         Primitive(
-            "log",
             sympy.log,
-            r"\log",
             lambda x, y: 1 / x,
             _increasing(lambda x: np.log(np.maximum(x, 0))),
             lambda x: _reciprocal_up(x.lo),
             lambda x: above(_reciprocal_up(x.lo) ** 2),
+            r"\log",
         ),
         Primitive(
-            "log1p",
             log1p,
-            r"\operatorname{log1p}",
             lambda x, y: 1 / (1 + x),
             _increasing(lambda x: np.log1p(np.maximum(x, -1))),
             lambda x: _reciprocal_up(np.nextafter(1 + x.lo, -np.inf)),
             lambda x: above(_reciprocal_up(np.nextafter(1 + x.lo, -np.inf)) ** 2),
+            r"\operatorname{log1p}",
         ),
         Primitive(
-            "positive",
             positive,
-            "g",
             lambda x, y: positive_slope(x, y),
-            _increasing(_positive_np, 0.0),
+            _increasing(_np_positive, 0.0),
             _positive_slope,
             # A kink at 0: no second derivative there.
             lambda x: np.where(x.hi < 0, _SIGMOID_CURVATURE, np.where(x.lo > 0, 0.0, np.inf)),
+            "g",
+            _np_positive,
+            lambda x: x + mpmath.mpf("0.5") if x >= 0 else _mp_sigmoid(x),
         ),
         Primitive(
-            "positive_slope",
             positive_slope,
-            "g'",
             lambda x, s, y: (sympy.Integer(0), sympy.Integer(0)),  # no program needs them
             lambda x, y: Interval(0.0 * x.lo, _positive_slope(x)),
             lambda x, y: (np.full(np.shape(x.lo), np.inf), np.full(np.shape(y.lo), np.inf)),
             lambda x, y: np.full(np.shape(x.lo), np.inf),
+            "g'",
+            lambda x, y: np.where(x >= 0, 1.0, y * (1 - y)),
+            lambda x, y: mpmath.mpf(1) if x >= 0 else y * (1 - y),
             arity=2,
             internal=True,
         ),
-        Primitive(
-            "snap",
-            snap,
-            r"\operatorname{snap}",
-            lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
-            _around,
-            lambda x, m: (np.ones(np.shape(x.lo)), np.zeros(np.shape(m.lo))),
-            lambda x, m: np.zeros(np.shape(x.lo)),
-            arity=2,
+        *(
+            Primitive(
+                function,
+                lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
+                image,
+                lambda x, m: (np.ones(np.shape(x.lo)), np.zeros(np.shape(m.lo))),
+                lambda x, m: np.zeros(np.shape(x.lo)),
+                r"\operatorname{snap}",
+                _snapped(np.rint, np.pi, turns),
+                _snapped(mpmath.nint, mpmath.pi, turns),
+                arity=2,
+            )
+            for function, image, turns in ((snap, _around, True), (snap_angle, _half_turn, False))
+        ),
+        *(
+            Primitive(
+                function,
+                derivative,
+                lambda x: Interval(-1.0, 1.0),
+                _constant(1.0),
+                _constant(1.0),
+                rf"\{function.__name__}",
+            )
+            for function, derivative in (
+                (sympy.sin, lambda x, y: cos(x)),
+                (sympy.cos, lambda x, y: -sin(x)),
+            )
         ),
         Primitive(
-            "snap_angle",
-            snap_angle,
-            r"\operatorname{snap}",
-            lambda x, m, y: (sympy.Integer(1), sympy.Integer(0)),
-            _half_turn,
-            lambda x, m: (np.ones(np.shape(x.lo)), np.zeros(np.shape(m.lo))),
-            lambda x, m: np.zeros(np.shape(x.lo)),
-            arity=2,
-        ),
-        Primitive(
-            "sin",
-            sympy.sin,
-            r"\sin",
-            lambda x, y: cos(x),
-            lambda x: Interval(-1.0, 1.0),
-            _constant(1.0),
-            _constant(1.0),
-        ),
-        Primitive(
-            "cos",
-            sympy.cos,
-            r"\cos",
-            lambda x, y: -sin(x),
-            lambda x: Interval(-1.0, 1.0),
-            _constant(1.0),
-            _constant(1.0),
-        ),
-        Primitive(
-            "maximum",
             maximum,
-            r"\max",
             lambda a, b, y: (heaviside(a - b), 1 - heaviside(a - b)),
             lambda a, b: Interval(np.maximum(a.lo, b.lo), np.maximum(a.hi, b.hi)),
             _may_be_larger,
             _where_equal(np.inf),  # a kink: no second derivative there
+            r"\max",
+            mpmath=max,
             arity=2,
         ),
         Primitive(
-            "heaviside",
             heaviside,
-            r"\mathrm{H}",
             lambda x, y: sympy.Integer(0),
-            lambda x: Interval(_step_np(x.lo), _step_np(x.hi)),
+            lambda x: Interval(_np_step(x.lo), _np_step(x.hi)),
             _where_equal(np.inf),
             _where_equal(np.inf),
+            r"\mathrm{H}",
+            _np_step,
+            lambda x: (1 + mpmath.sign(x)) / 2,
             internal=True,
         ),
     )
@@ -441,10 +454,10 @@ RESERVED = frozenset(
     [p.name for p in PRIMITIVES.values()]
     + [
         "addcmul",
+        "cosigmoid",
         "fma",
         "lerp",
         "ratio",
-        "sigmoid_backward",
         "sqrt",
         "square",
         "tanh_backward",

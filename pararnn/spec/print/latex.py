@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from .declarations import Linear, Read
-from .factorize import factorize, operand_symbol
-from .primitives import primitive_of
+from ..declarations import Linear, Read
+from ..derive.factorization import factorize, operand_symbol
+from ..functions import primitive_of
 
 if TYPE_CHECKING:
-    from .spec import Spec
+    from ..spec import Spec
 
 
 @dataclass(frozen=True)
