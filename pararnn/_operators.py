@@ -31,7 +31,7 @@ def watched(tensors: Iterable[Tensor | None]) -> bool:
         or torch._C._get_tracing_state() is not None
     ):
         return True
-    for t in tensors:  # a loop, and no generator: this is asked at every call
+    for t in tensors:  # noqa: SIM110 (no generator: this is asked at every call)
         if type(t) not in PLAIN or (t is not None and t.is_meta):
             return True
     return False
