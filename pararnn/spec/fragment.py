@@ -12,8 +12,9 @@ import sympy
 
 from .backends import BACKENDS
 from .declarations import Drive, Linear
+from .names import split_names, subscript, with_subscript
 from .oracle import align
-from .spec import Spec, _names, _subscript, _with_subscript
+from .spec import Spec
 
 
 class Fragment(Spec):
@@ -34,10 +35,10 @@ class Fragment(Spec):
         axes = self.axes if axes is None else tuple(axes)
         self._check_axes("given value", axes)
         out = []
-        for name in _names(names):
+        for name in split_names(names):
             symbol = self._claim(name)
             self._axes[symbol] = axes
-            shown = latex or _with_subscript(*_subscript(name))
+            shown = latex or with_subscript(*subscript(name))
             self.drive_list += (Drive(symbol, axes, shown, "", inline=False, given=True),)
             out.append(symbol)
         return tuple(out)
