@@ -29,7 +29,15 @@ from .declarations import (
     Stage,
 )
 from .functions import PRIMITIVES, RESERVED, expression, primitive_of
-from .names import affine, axis_names, printable, split_names, subscript, with_subscript
+from .names import (
+    affine,
+    axis_names,
+    latex_of,
+    printable,
+    split_names,
+    subscript,
+    with_subscript,
+)
 
 LANGUAGE = (sympy.Symbol, sympy.Rational, sympy.Float, sympy.Add, sympy.Mul, sympy.Pow)
 
@@ -47,10 +55,6 @@ def canonical(expr: sympy.Expr) -> sympy.Expr:
     if not expr.args:
         return expr
     return expr.func(*[canonical(a) for a in expr.args])
-
-
-def _operand(stage: Stage) -> sympy.Expr:
-    return stage.operand if isinstance(stage, Linear) else stage.expr
 
 
 class Builder:
@@ -109,7 +113,8 @@ class Builder:
                 f"symbols. {HINTS}"
             ) from error
 
-    def _claim(self, name: str) -> sympy.Symbol:
+    def _claim(self, name: str, axes: tuple[str, ...] = ()) -> sympy.Symbol:
+        """A new symbol, which varies along the axes."""
         if not self._open:
             raise SpecError(
                 f"Spec {self.name!r} is not open: declare symbols and stages inside "
@@ -127,7 +132,9 @@ class Builder:
         if reason:
             raise SpecError(f"Spec {self.name!r}: the name {name!r} {reason}; choose another.")
         self._names.add(name)
-        return sympy.Symbol(name, real=True)
+        symbol = sympy.Symbol(name, real=True)
+        self._axes[symbol] = axes
+        return symbol
 
     def state(
         self, name: str = "h", *, bounds: tuple[float, float] | None = None, latex: str = ""
@@ -137,20 +144,12 @@ class Builder:
         ``bounds`` is an interval that every step maps into itself. An end may be infinite, if the
         derivatives are bounded all the same; with bounds, errors of a solve can be certified.
         """
-        symbol, following = self._claim(name), self._claim(f"{name}_next")
+        symbol, following = self._claim(name, self.axes), self._claim(f"{name}_next")
         if bounds is not None and not bounds[0] < bounds[1]:
             raise SpecError(
                 f"Slot {name!r}: got bounds {bounds}, expected (low, high), low < high."
             )
-        self._axes[symbol] = self.axes
-        self.slots += (
-            Slot(
-                symbol,
-                following,
-                printable("latex", latex) or with_subscript(*subscript(name)),
-                bounds,
-            ),
-        )
+        self.slots += (Slot(symbol, following, latex_of(name, latex), bounds),)
         return symbol
 
     def drives(
@@ -168,12 +167,10 @@ class Builder:
         self._check_axes("drive", axes)
         out = []
         for name in split_names(names):
-            symbol = self._claim(name)
+            symbol = self._claim(name, axes)
             vector = bool(set(axes) - set(self.parallel))
             formula = affine(name if not inline else subscript(name)[1], vector, of)
-            latex = with_subscript(*subscript(name))
-            self._axes[symbol] = axes
-            self.drive_list += (Drive(symbol, axes, latex, formula, inline, of=of),)
+            self.drive_list += (Drive(symbol, axes, latex_of(name), formula, inline, of=of),)
             out.append(symbol)
         return tuple(out)
 
@@ -189,7 +186,6 @@ class Builder:
                 "declare one and use it in several stages."
             )
         symbol = self._claim(name)
-        self._axes[symbol] = ()
         self.drive_list += (Drive(symbol, (), latex, "", inline=False, given=True),)
         return symbol
 
@@ -242,10 +238,8 @@ class Builder:
         self._check_axes("parameter", axes)
         out = []
         for name in names:
-            symbol = self._claim(name)
-            self._axes[symbol] = axes
-            latex = with_subscript(*subscript(name))
-            self.param_list += (Param(symbol, axes, latex, trained),)
+            symbol = self._claim(name, axes)
+            self.param_list += (Param(symbol, axes, latex_of(name), trained),)
             out.append(symbol)
         return tuple(out)
 
@@ -309,8 +303,7 @@ class Builder:
                 "of the new state, updated(…), drives and parameters."
             )
         self._axes[symbol] = tuple(a for a in self.axes_of(inner) if a != over)
-        latex = printable("latex", latex) or with_subscript(*subscript(name))
-        self.readout = Read(symbol, map_, operand, inner, latex)
+        self.readout = Read(symbol, map_, operand, inner, latex_of(name, latex))
         return symbol
 
     def _contraction(
@@ -318,8 +311,7 @@ class Builder:
     ) -> tuple[sympy.Expr, sympy.Expr, Map]:
         """A sum's operand as written and in canonical form, and the map that sums."""
         operand = self._written(expr, name)
-        with sympy.evaluate(True):
-            inner = self._hoist(self._defined(canonical(operand), name), name, top=False)
+        inner = self._canonical(operand, name)
         if over not in self.axes_of(inner):
             raise SpecError(
                 f"Spec {self.name!r}, {name!r}: got a sum over {over!r} of an expression with the "
@@ -337,16 +329,14 @@ class Builder:
         name = f"{base.lower()}_dot_{sub}" if sub else f"{base.lower()}_dot"
         while name in self._names:
             name += "_"
-        symbol = self._claim(name)
-        with sympy.evaluate(True):
-            inner = self._hoist(self._defined(canonical(operand), name), name, top=False)
+        symbol = self._claim(name, self.axes)
+        inner = self._canonical(operand, name)
         if self.axes_of(inner) != self.axes:
             raise SpecError(
                 f"Spec {self.name!r}: the map {map_.name!r} acts on operands with the axes "
                 f"{self.axes}, got one with {self.axes_of(inner)}; multiply it into the state "
                 "first, or use an elementwise parameter."
             )
-        self._axes[symbol] = self.axes
         self.stages += (Linear(symbol, map_, operand, inner),)
         return symbol
 
@@ -359,9 +349,8 @@ class Builder:
     def _add_elementwise(
         self, symbol: sympy.Symbol, authored: sympy.Expr, latex: str, node: bool = False
     ) -> None:
-        latex = printable("latex", latex) or with_subscript(*subscript(symbol.name))
-        with sympy.evaluate(True):
-            expr = self._hoist(self._defined(canonical(authored), symbol.name), symbol.name)
+        latex = latex_of(symbol.name, latex)
+        expr = self._canonical(authored, symbol.name, top=True)
         if expr.is_number:
             raise SpecError(
                 f"Spec {self.name!r}, stage {symbol.name!r}: got the constant {expr}, expected an "
@@ -369,6 +358,10 @@ class Builder:
             )
         self._axes[symbol] = self.axes_of(expr)
         self.stages += (Elementwise(symbol, authored, expr, latex, node=node),)
+
+    def _canonical(self, expr: sympy.Expr, name: str, top: bool = False) -> sympy.Expr:
+        with sympy.evaluate(True):
+            return self._hoist(self._defined(canonical(expr), name), name, top)
 
     def _hoist(self, expr: sympy.Expr, name: str, top: bool = True) -> sympy.Expr:
         """Give every nested primitive call a hidden stage, so that a stage is ``f(algebraic)``
@@ -396,8 +389,7 @@ class Builder:
                 return stage.symbol
         while name in self._names:
             name += "_"
-        symbol = self._claim(name)
-        self._axes[symbol] = self.axes_of(expr)
+        symbol = self._claim(name, self.axes_of(expr))
         self.stages += (Elementwise(symbol, expr, expr, "", hidden=True),)
         return symbol
 
@@ -440,7 +432,7 @@ class Builder:
                 )
         self.drive_list = tuple(sorted(self.drive_list, key=lambda d: d.given))
         self._label_drives()
-        used = {s for st in self.stages for s in _operand(st).free_symbols}
+        used = {s for st in self.stages for s in st.expr.free_symbols}
         if self.readout is not None:
             used |= self.readout.operand.free_symbols
         applied = {st.map.name for st in self.stages if isinstance(st, Linear)}

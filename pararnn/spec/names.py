@@ -35,6 +35,11 @@ def with_subscript(base: str, sub: str) -> str:
     return f"{base}_{sub}" if len(sub) == 1 else rf"{base}_{{\mathrm{{{sub}}}}}"
 
 
+def latex_of(name: str, text: str = "") -> str:
+    """How the page shows a name, if not as the text given."""
+    return printable("latex", text) or with_subscript(*subscript(name))
+
+
 def affine(name: str, vector: bool, of: str = "x") -> str:
     """The affine function of ``x_t`` that a drive is, its weights named after the drive."""
     base, sub = subscript(name)
