@@ -25,7 +25,6 @@ from functools import lru_cache
 import sympy
 
 from ..spec import Spec
-from ..spec.declarations import Linear
 from ..spec.functions import primitive_of
 
 CHAIN = {False: 0.15, True: 0.19}
@@ -81,8 +80,7 @@ def calls(spec: Spec) -> int:
     """Function calls of one step."""
     found = 0
     for stage in spec.stages:
-        expr = stage.operand if isinstance(stage, Linear) else stage.expr
-        found += sum(primitive_of(e) is not None for e in sympy.preorder_traversal(expr))
+        found += sum(primitive_of(e) is not None for e in sympy.preorder_traversal(stage.expr))
     return max(1, found)
 
 
