@@ -56,7 +56,7 @@ def parallel_rollout(
         window=c.parallel_window,
         max_corrections=c.parallel_corrections,
         tol=c.parallel_tolerance,
-        certify=c.parallel_certify,
+        estimate=c.parallel_estimate,
     )
     before = torch.cat([z.unsqueeze(1), found.states], 1)[:, : e.shape[1]]
     geometry: tuple[Geometry, ...] = ()
