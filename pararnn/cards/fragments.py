@@ -6,22 +6,19 @@ from pathlib import Path
 
 from ..cells.facts import Source
 from ..cells.registry import CELLS
-from ..drm import CONTROLS, VARIANTS
-from ..drm.cards import PARTS
-from .drm_variants import variants
 from .markdown import labelled, parts_of
-from .model import Card, Row, card
-from .typeset import escape, formula
+from .model import Card, Row, card, parts
+from .typeset import escape, formula, prose, table
 
 
 def cards() -> list[Card]:
     """Cards of all registered cells and of the parts of models, one a page, in catalog order."""
-    slugs = [*(entry.slug for entry in CELLS.values()), *(part.slug for part in PARTS)]
+    slugs = [*(entry.slug for entry in CELLS.values()), *(part.slug for part in parts())]
     return [card(slug) for slug in dict.fromkeys(slugs)]
 
 
 def write_fragments(directory: Path) -> None:
-    """Write ``<slug>/<part>.md`` for every card, ``catalog.md``, and the DRM's tables of variants."""
+    """Write ``<slug>/<part>.md`` for every card, ``catalog.md``, and the tables of models."""
     every = cards()
     for c in every:
         folder = directory / c.slug
@@ -29,12 +26,14 @@ def write_fragments(directory: Path) -> None:
         for name, part in parts_of(c).items():
             (folder / f"{name}.md").write_text(part(c), encoding="utf-8")
     (directory / "catalog.md").write_text(catalog(every), encoding="utf-8")
-    for rows, name, caption in (
-        (VARIANTS, "variants", "Variants of the DRM"),
-        (CONTROLS, "controls", "Controls of the DRM that were not published"),
-    ):
-        text = variants(rows, caption)
-        (directory / "drm" / f"{name}.md").write_text(text, encoding="utf-8")
+    for model in parts():
+        for name, given in model.tables:
+            rows = [
+                [prose(text) if i in given.prose else text for i, text in enumerate(row)]
+                for row in given.rows
+            ]
+            text = table(list(given.header), rows, given.caption)
+            (directory / model.slug / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 HEADER = """\

@@ -13,6 +13,7 @@ from .para_lstm import ParaLSTM
 from .para_m2rnn import ParaM2RNN, m2rnn_gates
 from .para_nlru import ParaNLRU
 from .para_slstm import ParaSLSTM
+from .parts import Formula, Part, Switch, Table, register_parts, registered_parts
 from .registry import CellEntry, cell_names, get_cell
 from .rotation_min_gru import RotationMinGRU
 from .signed_min_gru import SignedMinGRU
@@ -23,6 +24,7 @@ __all__ = [
     "DeltaMinGRU",
     "Deviation",
     "Facts",
+    "Formula",
     "GivensMinGRU",
     "MinGRU",
     "MinLSTM",
@@ -33,11 +35,16 @@ __all__ = [
     "ParaM2RNN",
     "ParaNLRU",
     "ParaSLSTM",
+    "Part",
     "RotationMinGRU",
     "SignedMinGRU",
     "Source",
+    "Switch",
     "Symbol",
+    "Table",
     "cell_names",
     "get_cell",
     "m2rnn_gates",
+    "register_parts",
+    "registered_parts",
 ]

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .bound import length
 from .config import DRMConfig
 from .consistency import Blocks

@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import DRMConfig

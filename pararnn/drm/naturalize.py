@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .direction import Directions
 from .metric import Metric
 from .networks import rows

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
-from ..solvers import NewtonConfig, Solution, solve
+from pararnn import checks
+from pararnn.solvers import NewtonConfig, Solution, solve
+
 from .block import blockwise_states
 from .bound import length as norm
 from .dynamics import DRMDynamics, Geometry

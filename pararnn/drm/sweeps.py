@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .bound import fits_dtype
 from .cotangents import cotangents
 from .dynamics import DRMDynamics
@@ -154,7 +155,7 @@ def sweep_states(
     if dynamics.radius is not None:  # half precision is bounded in float32, which has other numbers
         fits_dtype("bound_state: radius", dynamics.radius, z.dtype)
     params = list(dynamics.parameters())
-    if not torch.compiler.is_compiling() and any(map(_transformed, (z, e, *params))):
+    if checks.transformed(z, e, *params):
         raise NotImplementedError(
             "sweep_states: got tensors of a torch.func transform, expected plain ones; use "
             "path='recurrent' there, or torch.autograd.grad."
@@ -178,10 +179,6 @@ def sweep_states(
         _error_estimate(plan, z.detach(), e.detach(), states.detach()) if estimate else None,
         report.backward,
     )
-
-
-def _transformed(value: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 @torch.no_grad()

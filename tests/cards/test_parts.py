@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from pararnn.cards import card, card_markdown, card_text, clauses, find_part, part_names
+import pararnn.cells.parts as parts_module
+from pararnn import _clients, cli
+from pararnn.cards import (
+    card,
+    card_markdown,
+    card_text,
+    clauses,
+    find_part,
+    part_names,
+    write_fragments,
+)
+from pararnn.cells import Formula, Part, Table, register_parts
 from pararnn.drm import DRM, DirectionField, DRMConfig
 from pararnn.drm.cards import PARTS
 from pararnn.drm.variants import VARIANTS
@@ -106,3 +119,54 @@ def test_the_table_of_variants_is_the_data():
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == [f"| `{name}`" for name in VARIANTS]
     assert [row[-1] for row in rows] == [f"{v.parameters:,} |" for v in VARIANTS.values()]
+
+
+def own_part(**changes):
+    facts = {
+        "name": "Toy", "title": "Toy", "slug": "toy", "family": "toys", "fidelity": ("library-original",),
+        "summary": "", "sources": (), "modules": (Toy,), "equations": (Formula("y", "y_t = x_t"),), "update": "y",
+        "path": "none", "not_claimed": ("anything",),
+        "tables": (("sizes", Table("Sizes", ("Name", "d_h"), (("a < b", "`4`"),), prose=(0,))),),
+    }  # fmt: skip
+    return Part(**{**facts, **changes})
+
+
+class Toy:
+    pass
+
+
+def test_a_model_of_another_package_brings_its_card(tmp_path, monkeypatch):
+    """Its distribution names it as an entry point; nothing here knows it."""
+    monkeypatch.setattr(parts_module, "_PARTS", dict(parts_module._PARTS))
+    package = tmp_path / "toys"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "cards.py").write_text(
+        "from tests_of_parts import own_part\n"
+        "from pararnn.cells import register_parts\n"
+        "register_parts(own_part())\n"
+    )
+    (package / "command.py").write_text(
+        "def register(commands):\n"
+        "    commands.add_parser('toy').set_defaults(run=lambda options: print('a toy') or 0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "tests_of_parts", sys.modules[__name__])
+    entry = EntryPoint(name="toys", value="toys", group="pararnn.clients")
+    monkeypatch.setattr(_clients, "entry_points", lambda group: [entry])
+    assert part_names()[-1] == "Toy"
+    assert find_part(Toy()).slug == "toy"
+    assert "y_t = x_t" in card_text("Toy")
+    write_fragments(tmp_path / "pages")
+    assert "| a &lt; b | `4` |" in (tmp_path / "pages" / "toy" / "sizes.md").read_text()
+    assert cli.main(["toy"]) == 0
+
+
+def test_names_of_parts_are_unique(monkeypatch):
+    monkeypatch.setattr(parts_module, "_PARTS", {})
+    toy = own_part()
+    register_parts(toy, toy)
+    with pytest.raises(ValueError, match=r"got 'Other' \(toy\), expected a name and a slug"):
+        register_parts(own_part(name="Other"))
+    with pytest.raises(TypeError, match="got str, expected a Part"):
+        register_parts("Toy")

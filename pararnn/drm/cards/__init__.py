@@ -1,13 +1,16 @@
-"""What the cards of the DRM and its parts say, as data; :mod:`pararnn.cards` renders it."""
+"""What the cards of the DRM and its parts say, as data; importing it registers them."""
+
+from pararnn.cells import Part, register_parts
 
 from .block import BLOCK
 from .flow import FLOW
 from .memory import MEMORY
 from .metric import METRIC
 from .model import MODEL
-from .part import Formula, Part, Switch
 
 PARTS: tuple[Part, ...] = (MODEL, FLOW, METRIC, BLOCK, MEMORY)
 """In catalog order."""
 
-__all__ = ["PARTS", "Formula", "Part", "Switch"]
+register_parts(*PARTS)
+
+__all__ = ["PARTS"]

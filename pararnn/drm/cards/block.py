@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...cells.facts import Deviation, Symbol
-from ...spec import Spec, tanh
+from pararnn.cells import Deviation, Formula, Part, Symbol
+from pararnn.spec import Spec, tanh
+
 from ..mixer import CausalLocalMixer
 from ..residual import TokenStateResidual
-from .part import NOTES, Formula, Part
+from .notes import NOTES
 from .switches import switches
 
 with Spec("block path", axes=("n",)) as DISPLACEMENT:
@@ -24,6 +25,7 @@ BLOCK = Part(
     title="DRM: block path",
     slug="drm_block",
     family="DRM",
+    checked_by="pytest conformance --cell DRM",
     fidelity=("notes-faithful",),
     modules=(CausalLocalMixer, TokenStateResidual),
     summary="The approximation of the recurrent path by cumulative sums: geometry at the start of "

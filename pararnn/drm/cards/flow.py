@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import sympy
 
-from ...cells.facts import Deviation, Symbol
-from ...spec import maximum, sigmoid, tanh
-from ...spec.fragment import Fragment
+from pararnn.cells import Deviation, Formula, Part, Symbol
+from pararnn.spec import Fragment, maximum, sigmoid, tanh
+
 from ..direction import DirectionField
 from ..dynamics import DRMDynamics
 from ..flow import DirectStateTransition, DRMFlow
-from .part import NOTES, Formula, Part
+from .notes import NOTES
 
 with Fragment("DRMFlow", axes=("n", "d")) as VELOCITY:
     (_V,) = VELOCITY.given("V")
@@ -41,6 +41,7 @@ FLOW = Part(
     title="DRM: directions and flow",
     slug="drm_flow",
     family="DRM",
+    checked_by="pytest conformance --cell DRM",
     fidelity=("notes-faithful",),
     modules=(DRMFlow, DirectionField, DirectStateTransition, DRMDynamics),
     summary="The vector field that moves the state: learned directions with soft gates, and "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...cells.facts import Deviation, Source, Symbol
-from ...spec import Spec, sigmoid, tanh
-from ...spec.fragment import Fragment
+from pararnn.cells import Deviation, Formula, Part, Source, Symbol
+from pararnn.spec import Fragment, Spec, sigmoid, tanh
+
 from ..memory import SelectiveMemory
-from .part import NOTES, Formula, Part
+from .notes import NOTES
 from .switches import switches
 
 SCAN = Source(
@@ -49,6 +49,7 @@ MEMORY = Part(
     title="DRM: selective memory",
     slug="drm_memory",
     family="DRM",
+    checked_by="pytest conformance --cell DRM",
     fidelity=("notes-faithful",),
     modules=(SelectiveMemory,),
     summary="A memory that forgets and writes coordinate by coordinate, with gates that see the "

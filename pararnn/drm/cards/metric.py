@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...cells.facts import Deviation, Symbol
-from ...spec import softplus
-from ...spec.fragment import Fragment
+from pararnn.cells import Deviation, Formula, Part, Symbol
+from pararnn.spec import Fragment, softplus
+
 from ..metric import RelationalMetric
-from .part import NOTES, Formula, Part
+from .notes import NOTES
 from .switches import switches
 
 with Fragment("RelationalMetric, diagonal") as DIAGONAL:
@@ -27,6 +27,7 @@ METRIC = Part(
     title="DRM: metric and naturalization",
     slug="drm_metric",
     family="DRM",
+    checked_by="pytest conformance --cell DRM",
     fidelity=("notes-faithful",),
     modules=(RelationalMetric,),
     summary="A learned positive definite matrix of the state, a diagonal plus a matrix of low rank, "

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...cells.facts import Deviation, Symbol
+from pararnn.cells import Deviation, Formula, Part, Symbol
+
 from ..emitter import LanguageEmitter
 from ..initial import DRMStateInitializer, TokenEmbedding
 from ..model import DRM
 from ..risk import RiskField
-from .part import NOTES, Formula, Part
+from .notes import NOTES
 from .switches import SWITCHES
+from .variants import TABLES
 
 MODEL = Part(
     name="DRM",
     title="DRM",
     slug="drm",
     family="DRM",
+    checked_by="pytest conformance --cell DRM",
     fidelity=("notes-faithful",),
     modules=(DRM, TokenEmbedding, DRMStateInitializer, LanguageEmitter, RiskField),
     summary="The geometric state-space language model of the notes. Learned directions and a learned "
@@ -83,6 +86,7 @@ MODEL = Part(
         "No superiority: neither directions, metric nor naturalization are shown to help.",
     ),
     switches=tuple(SWITCHES.values()),
+    tables=TABLES,
     deviations=(
         Deviation(
             "The state of step t has absorbed the token of step t, and the logits of step t are "

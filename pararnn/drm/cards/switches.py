@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from .part import Switch
+from pararnn.cells import Switch
+
+from ..config import DRMConfig
 
 _ROWS = (
     Switch(
@@ -67,7 +70,14 @@ _ROWS = (
     ),
 )
 
-SWITCHES: Mapping[str, Switch] = {row.name: row for row in _ROWS}
+
+def _valued(row: Switch) -> Switch:
+    """With both values: the default, and what :meth:`DRMConfig.published` sets."""
+    notes, published = DRMConfig(), DRMConfig().published()
+    return replace(row, values=(getattr(notes, row.name), getattr(published, row.name)))
+
+
+SWITCHES: Mapping[str, Switch] = {row.name: _valued(row) for row in _ROWS}
 """All of them by name."""
 
 
