@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 _SECOND = (
-    "state: got a backward pass through the graph of a state whose own backward pass is over, or whose parameters "
-    "have been updated since, expected a state without that graph; go on from state.detach(), or take one "
+    "DRM: got a backward pass through the graph of a state or stream whose own backward pass is over, or whose parameters "
+    "have been updated since, expected a state without that graph; go on from its detach(), or take one "
     "backward pass, of the summed losses, before the update."
 )
+
+
+T = TypeVar("T")
+
+
+def mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """The same, with every tensor changed: of dataclasses, tuples, and what they are made of."""
+    new: object = value
+    if isinstance(value, Tensor):
+        new = change(value)
+    elif isinstance(value, tuple):
+        new = tuple(mapped(item, change) for item in value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: mapped(getattr(value, f.name), change) for f in fields(value)}
+        new = replace(value, **parts)
+    return cast(T, new)
+
+
+def tensors(value: object) -> list[Tensor]:
+    """Those that :func:`mapped` changes, in its order."""
+    found: list[Tensor] = []
+
+    def kept(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    mapped(value, kept)
+    return found
 
 
 def ended(
@@ -53,7 +82,7 @@ class _End(torch.autograd.Function):
 
     @staticmethod
     def forward(count: int, idle: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.view_as(x) for x in tensors[:count])
+        return tuple(x.clone() for x in tensors[:count])  # a view may be of a parameter
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -73,4 +102,4 @@ class _End(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        return tuple(None if t is None else t.view_as(t) for t in tangents[2 : 2 + ctx.count])
+        return tuple(None if t is None else t.clone() for t in tangents[2 : 2 + ctx.count])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,7 +17,7 @@ from .config import DRMConfig
 from .consistency import Blocks
 from .dynamics import DRMDynamics
 from .emitter import LanguageEmitter
-from .graph import ended
+from .graph import ended, mapped
 from .initial import DRMStateInitializer, TokenEmbedding
 from .memory import SelectiveMemory
 from .mixer import CausalLocalMixer
@@ -54,7 +54,7 @@ class DRMState:
 
     def detach(self) -> DRMState:
         """The same state without a graph."""
-        return DRMState(self.z.detach(), None if self.memory is None else self.memory.detach())
+        return mapped(self, Tensor.detach)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class DRM(nn.Module):
         known = (p for part in parts if part is not None for p in part.parameters())
         return [p for p in known if p.requires_grad]
 
-    def _weights(self, idle: list[nn.Parameter]) -> list[nn.Parameter]:
+    def weights(self, idle: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Matrices between tokens and states, without the idle ones."""
         parts = (self.dynamics, self.mixer, self.residual, self.memory, self.refinement)
         known = (p for part in parts if part is not None for p in part.parameters())
@@ -271,7 +271,7 @@ class DRM(nn.Module):
             base, sweeps = self._base(state.z, e, strength, trace)
             states, memory = self._corrected(base, state, e, strength)
         idle = self._idle(given, strength)
-        values = ended((base.states, states, memory), idle, self._weights(idle))
+        values = ended((base.states, states, memory), idle, self.weights(idle))
         base_states, states = cast(Tensor, values[0]), cast(Tensor, values[1])
         last = (states if final else base_states)[:, -1] if e.shape[1] else state.z
         after = DRMState(last, values[2])

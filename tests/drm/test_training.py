@@ -7,7 +7,8 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from pararnn.drm.losses import LossWeights, drm_loss
+from pararnn.drm.generation import read
+from pararnn.drm.losses import LossWeights, cross_entropy, drm_loss
 from pararnn.drm.model import DRM, DRMState
 from pararnn.drm.variants import CONTROLS, TINY, VARIANTS, variant
 
@@ -132,7 +133,7 @@ def test_an_update_goes_no_further_back_than_the_one_before(changes, retain):
     """One sentence with the way out, whether the graph is gone or its parameters are others by now."""
     model, update = second_updates(**changes)
     after = update(None, FIRST, retain)
-    with pytest.raises(RuntimeError, match=r"go on from state\.detach\(\)"):
+    with pytest.raises(RuntimeError, match=r"go on from its detach\(\)"):
         update(after, SECOND)
     apart = after.detach()
     assert torch.equal(apart.z, after.z)
@@ -337,3 +338,27 @@ def test_a_term_that_depends_on_nothing_that_is_trained():
     ):
         drm_loss(out, targets, model.config, LossWeights(dim_sparsity=0.1))
     drm_loss(out, targets, model.config, LossWeights(action=0.1)).total.backward()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", [3, 4, 6])
+def test_reading_on_after_an_update(path, cut):
+    """As from a state, at any token: within a block, at its end, and with what a block keeps."""
+    model = build("J", path, risk="enabled")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens, targets = text(8)
+
+    def update(stream, part):
+        optimizer.zero_grad()
+        logits, after = read(model, tokens[:, part], stream)
+        cross_entropy(logits, targets[:, part]).backward()
+        optimizer.step()
+        return after
+
+    after = update(None, slice(0, cut))
+    with pytest.raises(RuntimeError, match=r"go on from its detach\(\)"):
+        update(after, slice(cut, 8))
+    apart = after.detach()
+    assert torch.equal(apart.reached, after.reached)
+    update(apart, slice(cut, 8))
+    assert model.initializer.z0.grad is None or not model.initializer.z0.grad.any()
