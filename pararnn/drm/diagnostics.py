@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jvp, vmap
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 def _spectrum(name: str, eigenvalues: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .networks import rows, trunk
 
 BASIS_SPREAD = 0.02

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
-from ..scan import linear_scan
+from pararnn import checks
+from pararnn.scan import linear_scan
+
 from .config import DRMConfig
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 def trunk(width: int, hidden: int, dropout: float) -> nn.Sequential:

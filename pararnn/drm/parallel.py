@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
-from ..solvers import NewtonConfig, Solution, solve
+from pararnn import checks
+from pararnn.solvers import NewtonConfig, Solution, solve
+
 from .block import blockwise_states
 from .bound import length as norm
 from .dynamics import DRMDynamics, Geometry
@@ -56,7 +57,7 @@ def parallel_rollout(
         window=c.parallel_window,
         max_corrections=c.parallel_corrections,
         tol=c.parallel_tolerance,
-        certify=c.parallel_certify,
+        estimate=c.parallel_estimate,
     )
     before = torch.cat([z.unsqueeze(1), found.states], 1)[:, : e.shape[1]]
     geometry: tuple[Geometry, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 class TokenStateResidual(nn.Module):

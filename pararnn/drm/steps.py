@@ -12,8 +12,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from .. import _checks as checks
-from ..scan import linear_scan
+from pararnn import checks
+from pararnn.scan import linear_scan
+
 from .bound import Clipped, bound_state
 from .dynamics import DRMDynamics
 

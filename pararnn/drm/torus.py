@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 def torus_coordinates(theta: Tensor) -> Tensor:
