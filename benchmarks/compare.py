@@ -128,11 +128,13 @@ class Comparison:
             for section in sections:
                 times = medians(section, found)
                 self.times.setdefault(section, [[], []])[which].append(times)
-                if started.returncode or not times:
+                if started.returncode or not (times or self.flags):
                     self.failed.add(f"{section} of {self.folders[which]}")
             if started.returncode:
                 say(f"{script} of {self.folders[which]}: exit status {started.returncode}:\n"
                     f"{text[-3000:]}")  # fmt: skip
+            elif f", {self.folders[which]}\n" not in text:  # it says what it measures
+                self.failed.add(f"{script} of {self.folders[which]}: measured another folder")
         slow = {section: len(self.slower(section)) for section in sections}
         say(f"rows above {self.limit:g}: {slow}")
 

@@ -93,7 +93,7 @@ class Channelwise(Session):
         tasks = [*self.compile(), *((check, cases) for cases in listed)]
         peer = self.start_peer(warm=True) if self.peer else None
         rows = self.found["checks"] = []
-        for job, found in pooled(tasks, self.workers, self.left() - 0.55 * self.budget):
+        for job, found in pooled(tasks, self.workers, self.left() - 0.5 * self.budget):
             if isinstance(found, Exception):  # what does not compile fails again where it is timed
                 say(f"a worker failed: {job}: {found!r}")
             elif isinstance(found, str):
@@ -101,7 +101,7 @@ class Channelwise(Session):
             else:
                 rows += found
                 for row in found:
-                    tell(case_of(row), row)
+                    tell(str(case_of(row)), row)
         if peer is not None:
             peer.communicate()
             say("peer warmed up")

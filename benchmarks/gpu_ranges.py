@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import itertools
 import json
 import sys
@@ -23,7 +22,8 @@ from torch import Tensor
 
 from pararnn import NewtonConfig, ParaGRU, SignedMinGRU, solve, verify_agreement
 from pararnn.kernels.support import launcher
-from pararnn.scan import fused, linear_scan, matrix_scan, reference
+from pararnn.scan import linear_scan, matrix_scan, reference
+from pararnn.solvers.methods import fused
 
 # Orders of magnitude of the start, and of what every chunk multiplies it by; and of what its first
 # half does before its second half takes it back.
@@ -56,7 +56,11 @@ def cut(chunk: int) -> Iterator[list[Tensor]]:
         found.append((out := run(*args))[3])
         return out
 
-    plan = functools.partial(fused.plan, length=chunk, warmup=chunk // 4)
+    chosen = fused.plan
+
+    def plan(*sizes: Any, **more: Any) -> Any:
+        return chosen(*sizes, **more | {"length": chunk, "warmup": chunk // 4})
+
     with mock.patch.object(fused, "plan", plan), mock.patch.object(launch, "run_forward", recorded):
         yield found
 

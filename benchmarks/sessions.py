@@ -55,7 +55,7 @@ def pooled(
         yield from ((job, error) for job in futures.values())
     finally:
         children = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=not futures, cancel_futures=True)  # times are measured alone
         for child in children:  # one may hang
             if futures and child.is_alive():
                 child.kill()
@@ -65,6 +65,7 @@ def process(
     script: str | Path, words: Sequence[str], path: str, quiet: bool = False, **environment: str
 ) -> subprocess.Popen[str]:
     """A script of this folder, with the library that ``path`` holds."""
+    path = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, str(script), *words],
         stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,

@@ -1040,8 +1040,8 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("resets of states only", "not of what is read", DELTA, ("readout",),
                  in_chunks(lambda given: {"resets": None}))  # fmt: skip
     yield Mutant("NaN in the chunk", "earlier tokens, too", DELTA, ("readout",),
-                 patch=replaced(scan_delta, "contained",
-                                lambda run, s, start, resets: run(s, start)))  # fmt: skip
+                 patch=replaced(scan_delta, "_solved", lambda s, start, resets, most, run:
+                                run(s, start, most, resets)))  # fmt: skip
 
     yield Mutant("chunk boundary", "a chunk starts one state early", HEAD,
                  ("agreement", "residual", "linear-solve"), api=solving(boundary))  # fmt: skip

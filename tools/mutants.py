@@ -67,7 +67,7 @@ LEAST = 300
 """Mutants with a result, below which the report is an error."""
 KINDS = {
     "equivalent": "no input tells it from the source",
-    "tuning": "it changes time, memory or which of two right ways is taken, and no result",
+    "tuning": "it changes time, memory, a margin on the safe side or which of two right ways is taken",
     "open": "it should be noticed, and is not",
 }
 

@@ -455,3 +455,38 @@ def test_paths_are_those_of_the_layers_own_solver():
     x = torch.randn(2, 30, 3)
     assert explain(ParaRNN(ParaGRU(3, 4)), x).layers[0].method == "sequential"
     assert explain(ParaRNN(ParaGRU(3, 4), solver="newton"), x).layers[0].method == "newton"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_limits_are_those_of_the_contract(dtype):
+    """C6: max(1e-5, 16 u κ) in float32, max(1e-10, 16 u κ) in float64."""
+    torch.manual_seed(0)
+    (layer,) = verify_agreement(
+        ParaGRU(3, 4, dtype=dtype), torch.randn(2, 30, 3, dtype=dtype)
+    ).layers
+    assert 1 <= layer.amplification < 10
+    least, unit = (1e-5, 2.0**-24) if dtype == torch.float32 else (1e-10, 2.0**-53)
+    assert layer.tolerance == pytest.approx(max(least, 16 * unit * layer.amplification))
+
+
+def test_no_report_passes_over_a_layer_that_failed():
+    report = verify_agreement(ParaGRU(3, 4), torch.randn(2, 30, 3))
+    assert report.verdict == "PASS"
+    failed = dataclasses.replace(report.layers[0], passed=False)
+    assert dataclasses.replace(report, layers=(*report.layers, failed)).verdict == "FAIL"
+
+
+def test_a_difference_in_what_is_finite_is_called_that(monkeypatch):
+    from pararnn.layers import agreement
+
+    original = agreement.sequential_states
+
+    def spoilt(task):
+        states = original(task).clone()
+        states[0, 4] = torch.nan
+        return states
+
+    monkeypatch.setattr(agreement, "sequential_states", spoilt)
+    (layer,) = verify_agreement(Plain(), torch.randn(2, 30, 3)).layers
+    assert not layer.passed
+    assert "differ in which states are finite" in layer.reason

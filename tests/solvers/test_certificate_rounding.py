@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import random
+import types
 from pathlib import Path
 
 import mpmath
@@ -442,3 +443,10 @@ def test_bounds_of_rows_that_grow_by_matrices_of_their_own():
     forcing[..., 0, 1] = 1
     (bound,) = certificate._euclidean(Right(by_row=True), op, forcing).flatten().tolist()
     assert 2**6 - 1 <= bound <= 1.5 * 2**6, "at most √2 of it for vectors of two numbers"
+
+
+def test_a_number_as_a_state_is_where_the_states_are():
+    """On any device; the one without numbers is everywhere."""
+    one_slot = types.SimpleNamespace(several=False)
+    found = enclosure._joined(one_slot, (0.5,), torch.zeros(2, 3, device="meta"))
+    assert found.value.device.type == found.radius.device.type == "meta"

@@ -324,5 +324,5 @@ def test_of_several_slots_none_is_written_in_place():
         z = s.let("z", sigmoid(u + c))
         s.next(c, tanh(c + u))
         s.next(h, (1 - z) * h + z * u)
-    assert "h_next = lerp(" in s.source("step"), "a statement that could write to a target"
+    assert "h_next = addcmul(" in s.source("step"), "a statement that could write to a target"
     assert "_out" not in s.source("step")
