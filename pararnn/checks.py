@@ -3,6 +3,8 @@
 Each error says what was got, what was expected, and the fix.
 """
 
+from torch import Tensor
+
 from ._checks import (
     floating,
     full_precision,
@@ -22,9 +24,22 @@ __all__ = [
     "number",
     "positive",
     "readable",
+    "shaped",
     "state_dtype",
     "trailing",
     "transformed",
     "whole",
     "within",
 ]
+
+
+def shaped(
+    name: str,
+    value: object,
+    shape: tuple[int, ...],
+    lead: int | None = None,
+    fix: str = "the width that the module was built with",
+) -> Tensor:
+    """``value`` as a real floating-point tensor whose last dimensions are ``shape``, behind so many
+    others if ``lead`` is given; or a ``TypeError`` or ``ValueError`` that says to check ``fix``."""
+    return trailing(name, floating(name, value), shape, lead, fix)

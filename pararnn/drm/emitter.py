@@ -86,7 +86,7 @@ class LanguageEmitter(nn.Module):
             If ``z`` is not a floating-point tensor of this width.
         """
         name = "LanguageEmitter: z"
-        checks.trailing(name, checks.floating(name, z), (self.d_state,))
+        checks.shaped(name, z, (self.d_state,))
         if not self.bounded:
             z = _within(z)
         logits: Tensor = self.head(self.body(self.norm(z)))

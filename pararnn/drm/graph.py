@@ -54,7 +54,8 @@ def ended(
     values
         States and memories; None stays None.
     idle
-        Parameters that none of them depends on: they get a gradient of zeros.
+        Parameters that none of them depends on: they get a gradient of zeros, if they are trained (which a
+        transform of ``torch.func`` hides).
     used
         Weights whose values the backward pass of ``values`` needs.
 
@@ -66,7 +67,7 @@ def ended(
     """
     known = [v for v in values if v is not None]
     learned = [p for p in used if p.requires_grad]
-    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (*known, *idle)):
+    if not torch.is_grad_enabled() or not known:
         return list(values)
     if torch.compiler.is_compiling():  # which traces no error of a backward pass
         nothing = sum((p.flatten()[:0].sum() for p in idle), start=known[0].new_zeros(()))

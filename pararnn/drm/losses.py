@@ -303,9 +303,7 @@ def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
     """
     checks.floating("block_consistency: base", base)
     name = "block_consistency: exact"
-    checks.trailing(
-        name, checks.floating(name, exact), tuple(base.shape), 0, "that both have this shape"
-    )
+    checks.shaped(name, exact, tuple(base.shape), 0, "that both have this shape")
     if base.numel() == 0:
         raise ValueError("block_consistency: got no states, expected at least one.")
     gap = (base - exact.detach()).to(checks.state_dtype(base.dtype))

@@ -171,7 +171,7 @@ class RelationalMetric(nn.Module):
             ``eps``.
         """
         name = "RelationalMetric: z"
-        checks.trailing(name, checks.floating(name, z), (self.d_state,))
+        checks.shaped(name, z, (self.d_state,))
         g = self.trunk(z)
         diagonal = F.softplus(self.diagonal_head(g))
         diagonal = diagonal + fits_dtype("metric_eps", self.eps, diagonal.dtype)

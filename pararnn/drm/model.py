@@ -21,6 +21,7 @@ from .graph import ended, mapped
 from .initial import DRMStateInitializer, TokenEmbedding
 from .memory import SelectiveMemory
 from .mixer import CausalLocalMixer
+from .networks import shifted
 from .parallel import parallel_rollout
 from .recurrent import recurrent_states
 from .refinement import DRMRefinementLayer
@@ -204,15 +205,14 @@ class DRM(nn.Module):
         return [part for part in parts if part is not None]
 
     def _idle(self, given: bool, strength: float) -> list[nn.Parameter]:
-        """Trained parameters that the logits of a call do not depend on."""
+        """Parameters that the logits of a call do not depend on, though those of others do."""
         config = self.config
         parts: list[nn.Module | None] = [self.initializer] if given else []
         if not strength:
             parts += [m.metric for m in self.modules() if isinstance(m, DRMDynamics)]
         if self.mixer is None or not config.corrected:
             parts.append(self.dynamics.risk)
-        known = (p for part in parts if part is not None for p in part.parameters())
-        return [p for p in known if p.requires_grad]
+        return [p for part in parts if part is not None for p in part.parameters()]
 
     def weights(self, idle: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Matrices between tokens and states, without the idle ones."""
@@ -290,7 +290,7 @@ class DRM(nn.Module):
             return None
         length = min(config.block_length or e.shape[1], e.shape[1]) or 1
         carried = out.states if config.block_carry == "final" else out.base
-        start = torch.cat([z.unsqueeze(1), carried], 1)[:, : e.shape[1] : length]
+        start = shifted(z, carried)[:, ::length]
         return Blocks(self.dynamics, start, out.base, e, strength, length)
 
     def _base(
@@ -337,7 +337,7 @@ class DRM(nn.Module):
         def together(x: Tensor) -> Tensor:
             return x.reshape(batch, count * block, *x.shape[2:])[:, :length]
 
-        start = torch.cat([state.z.unsqueeze(1), base.states], 1)[:, :length:block].flatten(0, 1)
+        start = shifted(state.z, base.states)[:, ::block].flatten(0, 1)
 
         def remembered(memory: SelectiveMemory, f: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             if state.memory is None:
@@ -418,7 +418,7 @@ class DRM(nn.Module):
                 "of this model, or initial_state(batch)."
             )
         shape = (e.shape[0], self.config.d_state)
-        checks.trailing("state.z", checks.floating("state.z", state.z), shape, 0, _STATE)
+        checks.shaped("state.z", state.z, shape, 0, _STATE)
         if (state.memory is not None) != self.carries_memory:
             raise ValueError(
                 f"state.memory: got {'a tensor' if state.memory is not None else 'None'}, expected "
@@ -426,9 +426,7 @@ class DRM(nn.Module):
                 "this model, or initial_state(batch)."
             )
         if state.memory is not None:
-            checks.trailing(
-                "state.memory", checks.floating("state.memory", state.memory), shape, 0, _STATE
-            )
+            checks.shaped("state.memory", state.memory, shape, 0, _STATE)
         own = self.initializer.z0.dtype
         for name, value, dtype in (
             ("z", state.z, own),

@@ -20,6 +20,7 @@ from pararnn.solvers import NewtonConfig, Solution, solve
 from .block import blockwise_states
 from .bound import length as norm
 from .dynamics import DRMDynamics, Geometry
+from .networks import shifted
 from .recurrent import recurrent_states
 from .rollout import Rollout
 from .steps import Steps, require_plain_steps
@@ -59,7 +60,7 @@ def parallel_rollout(
         tol=c.parallel_tolerance,
         estimate=c.parallel_estimate,
     )
-    before = torch.cat([z.unsqueeze(1), found.states], 1)[:, : e.shape[1]]
+    before = shifted(z, found.states)
     geometry: tuple[Geometry, ...] = ()
     velocity = None
     if measure or (c.mixer and c.corrected):

@@ -39,12 +39,10 @@ class TokenStateResidual(nn.Module):
             If a shape or dtype does not fit.
         """
         name = type(self).__name__
-        checks.trailing(
-            f"{name}: states", checks.floating(f"{name}: states", states), (self.d_state,)
-        )
-        checks.trailing(
+        checks.shaped(f"{name}: states", states, (self.d_state,))
+        checks.shaped(
             f"{name}: e",
-            checks.floating(f"{name}: e", e),
+            e,
             (*states.shape[:-1], self.d_token),
             0,
         )

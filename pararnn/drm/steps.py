@@ -17,6 +17,7 @@ from pararnn.scan import linear_scan
 
 from .bound import Clipped, bound_state
 from .dynamics import DRMDynamics
+from .networks import shifted
 
 
 def require_plain_steps(dynamics: DRMDynamics) -> None:
@@ -123,8 +124,3 @@ class Slopes(NamedTuple):
                 unitriangular=True,
             )
         return cast(Tensor, linear_scan(self.diagonal, b - self.y * alpha))
-
-
-def shifted(start: Tensor, states: Tensor) -> Tensor:
-    """The state before each step."""
-    return torch.cat([start.unsqueeze(1), states[:, :-1]], 1)

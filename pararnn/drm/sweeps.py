@@ -21,7 +21,8 @@ from .bound import fits_dtype
 from .cotangents import cotangents
 from .dynamics import DRMDynamics
 from .iteration import Autocast, Plan, Report, sweep
-from .steps import Slopes, Steps, require_plain_steps, shifted
+from .networks import shifted
+from .steps import Slopes, Steps, require_plain_steps
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6}
 HALF_TOLERANCE = 1e-3
