@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .direction import Directions
 from .metric import Metric
 from .networks import rows
@@ -27,9 +28,9 @@ def solve_metric(
 
     The inner r×r matrix has eigenvalues ≥ 1 and is factored by Cholesky once for all m vectors of a
     state. For v near the span of a large U the result is a small difference of large terms; its
-    relative error is about the rounding unit times the condition number. Where eigenvalues of the inner
-    matrix are further apart than numbers of float64 are (states of 3e16 in models as they are drawn: there
-    :math:`U` and a part of :math:`D` are as large), it has no factor and the result is NaN.
+    relative error is about the rounding unit times the condition number. Where the inner matrix has no
+    factor (see :func:`cholesky`), the result is NaN: in models as they are drawn, at states above 1e11 with as many
+    columns as coordinates, and with fewer than half as many at none that float64 has the squares of.
 
     Parameters
     ----------
@@ -112,7 +113,8 @@ def naturalize_in_span(
         ``(..., m, n)``.
     damping
         \(\lambda\), taken as at least 1e-6: \(VGV^\top\) is singular where directions repeat. In
-        float64 that suffices. In float32 it does not: there directions that nearly repeat lose about
+        float64 that suffices, at states up to 1e15 in models as they are drawn; above, with more directions than
+        columns of U, the result is NaN where no factor exists (see :func:`cholesky`). In float32 it does not: there directions that nearly repeat lose about
         \(10^{-7}\lVert VGV^\top\rVert/\lambda\) of the result, and more of its gradient, or it is
         NaN where no factor exists.
 
@@ -188,7 +190,13 @@ def solve_spd(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """The lower factor; NaN where there is none, instead of an error for the whole batch."""
+    r"""The lower factor; NaN where there is none, instead of an error for the whole batch.
+
+    There is one where the smallest eigenvalue of the matrix scaled to a diagonal of ones is above
+    \(n\gamma_{n+1}/(1-\gamma_{n+1})\), with \(\gamma_k = ku/(1-ku)\) and u the rounding unit; so
+    columns of any different sizes have one. Below that, rounding has taken what was positive definite. [Demmel 1989;
+    Higham, *Accuracy and Stability of Numerical Algorithms*, theorem 10.7]
+    """
     factor, info = torch.linalg.cholesky_ex(matrix)
     return factor.masked_fill((info != 0)[..., None, None], torch.nan)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mpmath
 import pytest
 import torch
 
 from pararnn.drm import Directions, Metric, naturalize, naturalize_in_span, solve_metric
-from pararnn.drm.naturalize import cholesky
+from pararnn.drm.naturalize import cholesky, solve_spd
 
 EYE = torch.eye(9, dtype=torch.float64)
 
@@ -250,3 +251,53 @@ def test_directions_that_coincide(form, damping, apart, dtype):
     for name, a, b in zip(("V", "gates", "c", "D", "U"), slopes, of_wide, strict=True):
         assert a.isfinite().all(), name
         assert error(a, b) < 4 * tolerance, name
+
+
+def gamma(k, unit=2.0**-53):
+    return k * unit / (1 - k * unit)
+
+
+@pytest.mark.parametrize("form", ["post", "subspace"])
+@pytest.mark.parametrize("rank", [2, 4, 9])
+@pytest.mark.parametrize("size", [1.0, 1e6, 1e9, 1e12, 3e16, 1e20, 1e100])
+def test_there_is_a_factor_as_long_as_digits_last(form, rank, size):
+    """Against 200 digits. Where the least eigenvalue of the matrix with a diagonal of ones is above Demmel's
+    threshold, there is a factor, and solutions are within his bound; NaN is found nowhere else.
+
+    The factor ends with a relative error of n γ(3n+1) κ/(1 − γ(n+1)), κ of the scaled matrix, in the norm of the
+    scaled solution (Higham, theorem 10.4 and section 10.1)."""
+    large = normal(9, seed=11) > 0
+    diagonal = torch.where(large, size * normal(9, seed=12).abs(), 1e-4) + 0.3
+    factor = size * normal(9, rank, seed=13)
+    if form == "post":
+        scaled = factor / diagonal.unsqueeze(-1)
+        matrix = factor.T @ scaled + torch.eye(rank, dtype=torch.float64)
+    else:
+        vectors = torch.nn.functional.normalize(normal(5, 9, seed=14), dim=-1)
+        matrix = Metric(diagonal, factor).coupling(vectors)
+        matrix = (matrix + matrix.T) / 2 + 0.3 * torch.eye(5, dtype=torch.float64)
+    n = matrix.shape[0]
+    right = normal(1, n, seed=15)
+    found = solve_spd(matrix, right)[0]
+    with mpmath.workdps(200):
+        exact = mpmath.matrix(matrix.tolist())
+        root = [mpmath.sqrt(exact[i, i]) for i in range(n)]
+        unit = mpmath.matrix(n, n)
+        for i in range(n):
+            for j in range(n):
+                unit[i, j] = exact[i, j] / (root[i] * root[j])
+        values = sorted(mpmath.eigsy(unit, eigvals_only=True))
+        least, condition = float(values[0]), float(values[-1] / values[0])
+        if found.isnan().any():
+            assert least <= n * gamma(n + 1) / (1 - gamma(n + 1))
+            assert size > 1e8
+            return
+        if least <= n * gamma(n + 1) / (1 - gamma(n + 1)):
+            return  # nothing is said
+        want = mpmath.lu_solve(exact, mpmath.matrix(right[0].tolist()))
+        wrong = mpmath.norm([root[i] * (float(found[i]) - want[i]) for i in range(n)])
+        whole = mpmath.norm([root[i] * want[i] for i in range(n)])
+        slack = n * gamma(3 * n + 1) / (1 - gamma(n + 1)) * condition
+        # The bound is on the error over the norm of what was found, of which that of the solution is
+        # no less than 1 - slack.
+        assert slack >= 1 or float(wrong / whole) <= slack / (1 - slack)
