@@ -125,7 +125,9 @@ class Cell(nn.Module):
         self.d_h = self.hidden_size = self._output_width()
         self.jac_structure = self.spec.jac_structure
         register(self.spec)
-        self._recurrent = [p.name for p in (*self.spec.map_list, *self.spec.param_list)]
+        self._recurrent = [m.name for m in self.spec.map_list] + [
+            p.name for p in self.spec.param_list
+        ]
         self.drive_width, self.has_bias = self.spec.packed_width(self.sizes), bias
         self._like = torch.empty(0, device=device, dtype=dtype)
         self.in_proj = nn.Linear(self.d_in, self.drive_width, bias=bias, device=device, dtype=dtype)

@@ -232,7 +232,7 @@ def test_mutants_of_the_range_are_noticed(kit, check, mutant, mutated, monkeypat
     run = getattr(importlib.import_module("gpu_ranges"), check)
     counts = mutated(mutant)
     more = [["a product of zero"]] if check == "ranges" else []
-    sizes = (20, 1) if mutant.name == "NaN is small" else (4, 2)  # of chunks and of the state
+    sizes = (20, 1) if check == "not_finite" else (4, 2)  # of chunks and of the state
     assert not all(result["good"] for result in run(*sizes, kit.DEVICE, *more))
     assert any(counts), "the mutant no longer fits the text"
 
