@@ -113,10 +113,12 @@ def naturalize_in_span(
         ``(..., m, n)``.
     damping
         \(\lambda\), taken as at least 1e-6: \(VGV^\top\) is singular where directions repeat. In
-        float64 that suffices, at states up to 1e15 in models as they are drawn; above, with more directions than
-        columns of U, the result is NaN where no factor exists (see :func:`cholesky`). In float32 it does not: there directions that nearly repeat lose about
-        \(10^{-7}\lVert VGV^\top\rVert/\lambda\) of the result, and more of its gradient, or it is
-        NaN where no factor exists.
+        float64 that suffices: for ``'subspace'`` with fewer columns of U than directions, and D large in as
+        many coordinates as there are directions, at all states (the large term of low rank is kept apart);
+        else at states up to 1e15 in models as they are drawn; above, the result is NaN where no factor
+        exists (see :func:`cholesky`). In float32 it does not: there directions that nearly repeat lose
+        about \(10^{-7}\lVert VGV^\top\rVert/\lambda\) of the result, and more of its gradient, or it
+        is NaN where no factor exists.
 
     Returns
     -------
@@ -138,14 +140,19 @@ def naturalize_in_span(
     if strength == 0:
         return raw
     with checks.full_precision(raw.device):
-        vectors = directions.vectors.to(dtype)
-        gram = Metric(metric.diagonal.to(dtype), metric.factor.to(dtype)).coupling(vectors)
+        vectors, factor = directions.vectors.to(dtype), metric.factor.to(dtype)
+        # Fewer columns than directions: they are a term of low rank, whatever their size.
+        apart = form == "subspace" and factor.shape[-1] < vectors.shape[-2]
+        of_u = factor[..., :0] if apart else factor
+        gram = Metric(metric.diagonal.to(dtype), of_u).coupling(vectors)
         gram = (gram + gram.mT) / 2 + max(damping, SMALLEST_DAMPING) * _eye(gram)
-        if form == "subspace":
+        if apart:
+            weights = solve_low_rank(gram, vectors @ factor, kappa.to(dtype))
+        elif form == "subspace":
             weights = solve_spd(gram, kappa.to(dtype))
         else:
-            factor = cholesky(gram)
-            weights = torch.linalg.solve_triangular(factor.mT, kappa.to(dtype).mT, upper=True).mT
+            root = cholesky(gram)
+            weights = torch.linalg.solve_triangular(root.mT, kappa.to(dtype).mT, upper=True).mT
         solved = (weights @ vectors).to(raw.dtype)
     return torch.lerp(raw, solved, strength)
 
@@ -187,6 +194,29 @@ def solve_spd(matrix: Tensor, right: Tensor) -> Tensor:
     factor = cholesky(matrix)
     half = torch.linalg.solve_triangular(factor, right.mT, upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True).mT
+
+
+def solve_low_rank(matrix: Tensor, columns: Tensor, right: Tensor) -> Tensor:
+    r"""Rows ``x`` of ``right (..., m, n)`` solved: :math:`(A + WW^\top)\,x`, A positive definite.
+
+    With :math:`A = LL^\top` and :math:`Y = L^{-1}W`, :math:`x = L^{-\top}(I + YY^\top)^{-1}L^{-1}` of a row, the
+    middle by the Woodbury identity: the sum, in which a large W would leave nothing of A, is not formed.
+
+    Parameters
+    ----------
+    matrix
+        A, ``(..., n, n)``.
+    columns
+        W, ``(..., n, r)``.
+    """
+    root = cholesky(matrix)
+    both = torch.cat([columns, right.mT], -1)
+    solved = torch.linalg.solve_triangular(root, both, upper=False)
+    y, half = solved.tensor_split([columns.shape[-1]], -1)
+    if y.shape[-1]:
+        inner = y.mT @ y
+        half = half - y @ solve_spd(inner + _eye(inner), (y.mT @ half).mT).mT
+    return torch.linalg.solve_triangular(root.mT, half, upper=True).mT
 
 
 def cholesky(matrix: Tensor) -> Tensor:

@@ -454,7 +454,7 @@ def test_the_reason_says_what_to_change():
     assert re.match(
         r"2 of 2 windows had not settled after 1 corrections .* raise parallel_", few.reason
     )
-    lost = swept(1e25 * z, bounded_state=False, naturalization_form="subspace")
+    lost = swept(1e25 * z, bounded_state=False, naturalization_form="orthonormal")
     assert not lost.converged
     assert (
         "not finite from token 0 on, the largest entry before being that of the start"

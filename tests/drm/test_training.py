@@ -7,6 +7,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from pararnn.drm.config import DRMConfig
 from pararnn.drm.generation import read
 from pararnn.drm.losses import LossWeights, cross_entropy, drm_loss
 from pararnn.drm.model import DRM, DRMState
@@ -362,3 +363,21 @@ def test_reading_on_after_an_update(path, cut):
     assert torch.equal(apart.reached, after.reached)
     update(apart, slice(cut, 8))
     assert model.initializer.z0.grad is None or not model.initializer.z0.grad.any()
+
+
+def test_a_compiled_call_gives_idle_parameters_zeros():
+    """And the numbers of the call that is not compiled."""
+    sizes = {"vocab_size": 5, "d_token": 3, "d_state": 4, "hidden_size": 4, "n_directions": 2}
+    model = DRM(DRMConfig(**sizes, metric_rank=1, naturalization_warmup=3, block_length=4))
+    tokens = torch.arange(8).remainder(5).reshape(2, 4)
+    state = model.initial_state(2).detach()
+    found = []
+    for called in (torch.compile(model, fullgraph=True, backend="aot_eager"), model):
+        model.zero_grad()
+        logits = called(tokens, state, step=0).logits
+        logits.square().sum().backward()
+        found.append([logits, *(p.grad for p in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not model.initializer.z0.grad.any()
+    assert not any(p.grad.any() for p in model.dynamics.metric.parameters())
