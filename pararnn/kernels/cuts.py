@@ -75,31 +75,37 @@ def seen(i, piece, BACK: tl.constexpr):
 
 
 @triton.jit
-def nonzero(a, piece):
-    """Where a matrix of cotangents has any."""
-    if piece is not None:
-        return a != 0
+def finite_product(a, x, reach, PRECISION: tl.constexpr):
+    """``a @ x`` over micro-steps, with ``a`` zero outside of ``reach``: what is not finite in ``x`` is seen
+    there only."""
+    # What is rounded to infinity in a product of leading bits is not finite.
+    far = float("inf") if x.dtype == tl.float64 else 3.4e38
+    fine = tl.abs(x) < far
+    total = times(a, tl.where(fine, x, 0.0), PRECISION)
+    reach = tl.where(reach, 1.0, 0.0).to(x.dtype)
+    lost = tl.where(fine, 0.0, 1.0).to(x.dtype)
+    marks = times(reach, lost, "ieee" if x.dtype == tl.float64 else "tf32")
+    return tl.where(marks > 0, float("nan"), total)
 
 
 @triton.jit
 def weigh(a, x, reach, PRECISION: tl.constexpr):
-    """``a @ x`` over micro-steps, with ``a`` zero outside of ``reach``: what is not finite is seen there
-    only, and a row of zeros adds zero, whatever its weight."""
+    """``a @ x`` over the micro-steps that are within ``reach``. A row of zeros adds zero, whatever its
+    weight."""
     if reach is None:
         return times(a, x, PRECISION)
     else:
-        # What is rounded to infinity in a product of leading bits is not finite.
-        far = float("inf") if x.dtype == tl.float64 else 3.4e38
-        fine = tl.abs(x) < far
         speaks = tl.max((x != 0).to(tl.int32), 1) > 0
-        plain = tl.where(fine, x, 0.0)
-        total = times(tl.where(speaks[None, :], a, 0.0), plain, PRECISION)
-        marks = times(
-            tl.where(reach, 1.0, 0.0).to(x.dtype),
-            tl.where(fine, 0.0, 1.0).to(x.dtype),
-            "ieee" if x.dtype == tl.float64 else "tf32",
-        )
-        return tl.where(marks > 0, float("nan"), total)
+        return finite_product(tl.where(speaks[None, :], a, 0.0), x, reach, PRECISION)
+
+
+@triton.jit
+def weigh_by(bar, x, piece, PRECISION: tl.constexpr):
+    """``bar @ x`` over micro-steps with weights that are cotangents, which reach where they are not 0."""
+    if piece is None:
+        return times(bar, x, PRECISION)
+    else:
+        return finite_product(bar, x, bar != 0, PRECISION)
 
 
 @triton.jit
@@ -121,9 +127,9 @@ def told(bar, product, piece):
 
 
 @triton.jit
-def heard(x, bar, piece):
-    """Columns of numbers that are multiplied with columns of cotangents, without those of zeros."""
+def heard(product, bar, piece):
+    """A product with a state's cotangents, if any of these is not zero."""
     if piece is None:
-        return x
+        return product
     else:
-        return tl.where((tl.max((bar != 0).to(tl.int32), 0) > 0)[None, :], x, 0.0)
+        return tl.where(tl.max(tl.max((bar != 0).to(tl.int32), 1), 0) > 0, product, 0.0)

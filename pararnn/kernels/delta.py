@@ -24,7 +24,6 @@ from torch import Tensor
 from .chain import precision, run_chain
 from .cuts import (
     heard,
-    nonzero,
     of_end,
     of_start,
     pairs,
@@ -34,6 +33,7 @@ from .cuts import (
     times,
     told,
     weigh,
+    weigh_by,
     whole,
 )
 
@@ -284,10 +284,8 @@ def outer(
         j = first + tl.arange(0, BV)
         part = block(state, d, j, K, V)
         given = tile(x, x_s, b, h, m, j, exists, V, NH)
-        if BARS:
-            total += times(heard(given, part, piece), tl.trans(part), PRECISION)
-        else:
-            total += told(given, times(given, tl.trans(part), PRECISION), piece)
+        product = times(given, tl.trans(part), PRECISION)
+        total += heard(product, part, piece) if BARS else told(given, product, piece)
     return total
 
 
@@ -345,23 +343,27 @@ def gradients(
         before, through_before = decays(gamma, gamma_s, b, h, m, i, exists, NH, 1)
         between = pairs(between, piece)
         changes = weigh(tl.trans(between), changes, seen(i, piece, True), PRECISION)
-        d_g = tl.sum(pairs(scaled(changes, changes * before, piece), piece), 1)
+        changes = scaled(changes, changes * before, piece)
+        if piece is not None:
+            changes = tl.where(seen(i, piece, False) & (i[:, None] > i[None, :]), changes, 0.0)
+        d_g = tl.sum(changes, 1)
         d_through = d_through[:, None]
-        d_through = tl.sum(scaled(d_through, between * d_through, piece), 0)
-        d_g += of_start(scaled(d_through, d_through * through_before, piece), piece)
+        faded = scaled(d_through, between * d_through, piece)
+        if piece is not None:
+            faded = tl.where(seen(i, piece, False), faded, 0.0)
+        d_through = tl.sum(faded, 0)
+        d_g += scaled(d_through, d_through * through_before, piece)
         tl.store(d_gamma + rows(d_gamma_s, b, h, m, NH), d_g, mask=exists & (m % NH == 0))
 
     d_system = scaled(d_system, d_system * between, piece)
     d_scores = scaled(d_scores, d_scores * between, piece)
     d_w = scaled(d_w, d_w * last(between, i, M)[:, None], piece)
-    back = tl.trans(d_system)
-    d_w += weigh(back, keys, nonzero(back, piece), PRECISION)
-    back = tl.trans(d_scores)
-    d_w += weigh(back, queries, nonzero(back, piece), PRECISION)
-    d_queries = weigh(d_scores, w, nonzero(d_scores, piece), PRECISION)
+    d_w += weigh_by(tl.trans(d_system), keys, piece, PRECISION)
+    d_w += weigh_by(tl.trans(d_scores), queries, piece, PRECISION)
+    d_queries = weigh_by(d_scores, w, piece, PRECISION)
     d_queries += scaled(d_read, through[:, None] * d_read, piece)
     put(d_q, d_q_s, b, h, m, d, d_queries, read, K, NH)
-    d_keys = weigh(d_system, w, nonzero(d_system, piece), PRECISION)
+    d_keys = weigh_by(d_system, w, piece, PRECISION)
     d_keys = d_keys - scaled(d_faded, through[:, None] * d_faded, piece) + sizes[:, None] * d_w
     put(d_k, d_k_s, b, h, m, d, d_keys, exists, K, NH)
     tl.store(d_beta + rows(d_beta_s, b, h, m, NH), tl.sum(d_w * keys, 1), mask=exists)
@@ -433,7 +435,9 @@ class Chunks:
     def run(self, kernel: Any, *given: Tensor | Strided, **others: int) -> None:
         flat = [y for x in given for y in (x if isinstance(x, tuple) else (x,))]
         grid = (self.count * self.copies,)
-        kernel[grid](*flat, self.resets, self.steps, self.count, self.heads, **self.constants | others)
+        kernel[grid](
+            *flat, self.resets, self.steps, self.count, self.heads, **self.constants | others
+        )
 
 
 def run_delta(
