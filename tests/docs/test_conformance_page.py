@@ -16,7 +16,9 @@ PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
 
 def test_the_table_that_is_not_run_is_of_todays_clauses():
     table = PAGE.partition("--cell ParaM2RNN\n")[2].partition("\n```")[0]
-    rows = re.findall(r"^ *C(\d+)  (.*?)  +((?:pass|skip)(?: +(?:pass|skip))*)", table, re.MULTILINE)
+    rows = re.findall(
+        r"^ *C(\d+)  (.*?)  +((?:pass|skip)(?: +(?:pass|skip))*)", table, re.MULTILINE
+    )
     assert [(int(n), title) for n, title, _ in rows] == [
         (c.number, c.title) for c in CLAUSES if c.about == CELL
     ]
