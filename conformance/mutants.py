@@ -793,9 +793,11 @@ def endpoint(self: Any, states: Tensor, *given: Any) -> tuple[Tensor, tuple[Tens
 
 
 class Emptied(drm.Stream):
-    def __init__(self, *fields: Any):
-        *first, memory, geometry = fields
-        super().__init__(*first, None if memory is None else torch.zeros_like(memory), geometry)
+    def __init__(self, *values: Any, **named: Any):
+        names = [f.name for f in dataclasses.fields(drm.Stream)]
+        given = dict(zip(names, values, strict=False)) | named
+        memory = given["memory"]
+        super().__init__(**given | {"memory": None if memory is None else torch.zeros_like(memory)})
 
 
 def divided(f: Tensor, u: Tensor, h0: Tensor | None = None, **options: Any) -> Any:
