@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CELL, DRM = "cell", "DRM"
-"""What a clause is about."""
+from pararnn.testing.kinds import CELL, DRM
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import pararnn
+from pararnn.testing.context import Context, Subject
 
 from .clauses import BY_SLUG, DRM
-from .context import Context, Subject
 from .report import Report
 
 DTYPES = {

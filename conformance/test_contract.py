@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from .checks import Check, load
+from pararnn.testing.checks import Check, load
+from pararnn.testing.context import Context, NotApplicable
+
 from .clauses import BY_SLUG, CLAUSES, Clause
-from .context import Context, NotApplicable
 from .page import PAGE, rewritten
 
 CHECKS = load()

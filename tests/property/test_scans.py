@@ -13,9 +13,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import DEVICE, judged
-from conformance.strategies import examples
 from pararnn import delta_scan, linear_scan, matrix_affine_scan, matrix_scan, parallel_scan_log
+from pararnn.testing.cases import DEVICE, judged
+from pararnn.testing.strategies import examples
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 ACCUMULATED = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -39,10 +40,10 @@ spoiled = st.lists(st.tuples(indices, indices, indices, values), min_size=1, max
 
 
 @st.composite
-def settings(draw: st.DrawFn, pinned: bool = False) -> dict[str, object]:
+def settings(draw: st.DrawFn, pinned: bool = False) -> dict[str, Any]:
     """Method, chunk length, warm-up and iterations."""
     method = draw(st.sampled_from(("shooting", "auto", "newton", "sequential")))
-    found: dict[str, object] = {"method": method}
+    found: dict[str, Any] = {"method": method}
     found["chunk_length"] = draw(st.sampled_from((4, 1, 2, 3, 7, 64, None)))
     found["warmup"] = draw(st.sampled_from((1, None, 3)))
     if pinned:
@@ -72,6 +73,6 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = tuple(DTYPES), pinned: bool
     )
 
 
-def spoiled_cases(**options: object) -> st.SearchStrategy[Case]:
+def spoiled_cases(**options: Any) -> st.SearchStrategy[Case]:
     """Cases whose drives have one or two values that are not finite."""
     return st.builds(lambda c, s: dataclasses.replace(c, spoiled=s), cases(**options), spoiled)

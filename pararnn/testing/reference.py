@@ -12,12 +12,14 @@ from typing import Any
 import mpmath
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .kinds import AnyCell
 
 DIGITS = 50
 
 
-def apart(cell: nn.Module, x: Any) -> tuple[Any, dict[str, Tensor]]:
+def apart(cell: AnyCell, x: Any) -> tuple[Any, dict[str, Tensor]]:
     """Inputs without their last column, and that column as ``dt``, for a cell with time gaps.
 
     The suite carries time gaps in the last column of every input, so that whatever it does to
@@ -28,20 +30,20 @@ def apart(cell: nn.Module, x: Any) -> tuple[Any, dict[str, Tensor]]:
     return x[..., :-1], {"dt": x[..., -1]}
 
 
-def advance(cell: nn.Module, h: Tensor, x: Tensor) -> Tensor:
+def advance(cell: AnyCell, h: Tensor, x: Tensor) -> Tensor:
     """``cell.step``, with time gaps in the last column of ``x``."""
     x, more = apart(cell, x)
     return cell.step(h, x, **more)
 
 
-def drives(cell: nn.Module, x: Tensor) -> Tensor:
+def drives(cell: AnyCell, x: Tensor) -> Tensor:
     """``cell.drives``, with time gaps as they are in the last column of ``x``."""
     x, more = apart(cell, x)
     return torch.cat([cell.drives(x), *(dt[..., None] for dt in more.values())], -1)
 
 
 def loop(
-    cell: nn.Module, x: Tensor, h0: Tensor | None = None, resets: Tensor | None = None
+    cell: AnyCell, x: Tensor, h0: Tensor | None = None, resets: Tensor | None = None
 ) -> Tensor:
     """All states ``(B, T, *state_shape)``, step by step; where ``resets``, from the zero state."""
     h = start(cell, x) if h0 is None else h0
@@ -55,7 +57,7 @@ def loop(
     return torch.stack(states, 1) if states else start(cell, x)[:, None][:, :0]
 
 
-def start(cell: nn.Module, x: Tensor) -> Tensor:
+def start(cell: AnyCell, x: Tensor) -> Tensor:
     """Where a batch like ``x``'s starts, carried in at least float32: the zero state, if the cell
     does not say otherwise."""
     if not getattr(cell, "starts_at_zero", True):
@@ -69,7 +71,7 @@ def shifted(states: Tensor, h0: Tensor) -> Tensor:
     return torch.cat([h0[:, None].to(states.dtype), states[:, :-1]], 1)
 
 
-def stepwise(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
+def stepwise(cell: AnyCell, previous: Tensor, x: Tensor) -> Tensor:
     """``f(h_{t-1}, x_t)`` for all t at once."""
     flat = advance(cell, previous.flatten(0, 1), x.flatten(0, 1))
     return flat.reshape(previous.shape)
@@ -87,7 +89,7 @@ def lanes(states: Tensor) -> Tensor:
     return states.abs().amax(1, keepdim=True).clamp_min(torch.finfo(states.dtype).tiny)
 
 
-def jacobians(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
+def jacobians(cell: AnyCell, previous: Tensor, x: Tensor) -> Tensor:
     """Dense ``∂vec(h_t)/∂vec(h_{t-1})``, shape ``(B, T, n, n)``, by autograd of the step."""
     h = previous.detach().clone().requires_grad_()
     out = stepwise(cell, h, x.detach()).flatten(2)
@@ -99,7 +101,7 @@ def jacobians(cell: nn.Module, previous: Tensor, x: Tensor) -> Tensor:
 
 
 def adjoint(
-    cell: nn.Module, states: Tensor, h0: Tensor, u: Tensor, cotangents: Tensor
+    cell: AnyCell, states: Tensor, h0: Tensor, u: Tensor, cotangents: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of drives and trained recurrent parameters from the cotangents
     ``(B, T, *state_shape)`` of all states, by autograd of every step at the given states, whatever
@@ -132,7 +134,7 @@ def block_bidiagonal(jacobian: Tensor) -> Tensor:
     return dense
 
 
-def amplification(cell: nn.Module, states: Tensor, h0: Tensor, x: Tensor) -> float:
+def amplification(cell: AnyCell, states: Tensor, h0: Tensor, x: Tensor) -> float:
     """``κ = ‖DF⁻¹‖_∞``: by how much an error of size 1 in every step can grow along the way."""
     blocks = jacobians(cell, shifted(states, h0), x)
     batch, length, n, _ = blocks.shape
@@ -149,7 +151,7 @@ def amplification(cell: nn.Module, states: Tensor, h0: Tensor, x: Tensor) -> flo
 
 def _function(name: str) -> Callable[[Any], Any]:
     """A function of mpmath, or the method of that name of another kind of number
-    (:class:`conformance.rounding.Number`), so that the equations serve both."""
+    (:class:`pararnn.testing.rounding.Number`), so that the equations serve both."""
 
     def of(x: Any) -> Any:
         if isinstance(x, mpmath.mpf | int | float):
@@ -492,7 +494,7 @@ def exact(values: Any) -> Any:
     return mpmath.mpf(values)
 
 
-def written_out(name: str, cell: nn.Module, h: Tensor, x: Tensor) -> np.ndarray:
+def written_out(name: str, cell: AnyCell, h: Tensor, x: Tensor) -> np.ndarray:
     """The paper's step of one sample with the cell's weights, in :data:`DIGITS` digits."""
     equation = EQUATIONS[name]
     with mpmath.workdps(DIGITS):

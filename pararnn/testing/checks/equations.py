@@ -45,7 +45,7 @@ def equation(ctx: Context) -> None:
     ctx.require(
         name in EQUATIONS or name not in pararnn.cell_names(),
         f"got no equation of {name}, expected that of its source, written out scalar by scalar; "
-        "put it into EQUATIONS of conformance/reference.py",
+        "put it into EQUATIONS of pararnn/testing/reference.py",
     )
     if getattr(cell, "recurrence", None) is None:
         raise NotApplicable("the cell has no hand-written recurrence: no second source to compare")

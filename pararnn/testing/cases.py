@@ -106,10 +106,10 @@ class Problem:
 
     def solve(self, **changes: Any) -> Any:
         """By the library, by the case's method and settings."""
-        given = {"h0": self.h0, "resets": self.resets, "dt": self.dt} | changes
+        given: dict[str, Any] = {"h0": self.h0, "resets": self.resets, "dt": self.dt} | changes
         drives = given.pop("drives", self.drives)
-        given = {"method": self.case.method, "config": self.case.config} | given
-        return pararnn.solve(self.cell, drives=drives, **given)
+        settings = {"method": self.case.method, "config": self.case.config}
+        return pararnn.solve(self.cell, drives=drives, **{**settings, **given})
 
 
 def drawn(case: Case, cell: Any = None) -> Problem:

@@ -1,0 +1,1 @@
+"""Checks of the numerics contract, and the oracles that they compare with."""
