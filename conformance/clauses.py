@@ -521,13 +521,14 @@ CLAUSES: tuple[Clause, ...] = (
         "J_NO_NATURALIZATION and J_NO_METRIC give the same logits, and after the same training the "
         "same parameters; the unused metric is left as it was. So the parts draw their first "
         "parameters independently of each other. In every variant a parameter is frozen if and only "
-        "if no logits depend on it, so processes that train together wait for no gradient that never "
-        "comes.",
+        "if no logits of its configuration depend on it; what a call does not use (the first state where "
+        "one is given, the metric in step 0 of a warm-up) has a gradient of zeros. So processes that train "
+        "together wait for no gradient that never comes.",
         "exact (bitwise)",
         "",
         "Four steps of AdamW with weight decay; notes and published semantics, blocks and the "
         "recurrent path; float64, float32 and bfloat16 autocast. Gradients of every variant on every "
-        "path that it has, after the step that begins the warm-up.",
+        "path that it has, in the step that begins the warm-up, from a given state, and in the step after.",
         DRM,
     ),
     Clause(
@@ -585,8 +586,8 @@ CLAUSES: tuple[Clause, ...] = (
         "drm-terms",
         "A term of weight zero is not there",
         "A loss term with weight 0 is not evaluated: a NaN in it reaches neither the loss nor a "
-        "gradient, and parameters that only it would use have no gradient at all, so that weight "
-        "decay leaves them alone. The total is the weighted sum of the other terms.",
+        "gradient, and a metric that only it would use has no gradient at all, so that weight "
+        "decay leaves it alone. The total is the weighted sum of the other terms.",
         "exact (bitwise); total 1e-13",
         "",
         "A recorded geometry of NaN beside the cross entropy.",
