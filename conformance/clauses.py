@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pararnn.testing.kinds import CELL, DRM
+from pararnn.testing.kinds import CELL
+
+DRM = "DRM"
+"""What a clause is about."""
 
 
 @dataclass(frozen=True)

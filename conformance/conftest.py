@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import pararnn
+from pararnn import drm
 from pararnn.testing.context import Context, Subject
 
 from .clauses import BY_SLUG, DRM
@@ -45,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def subjects(text: str) -> list[Subject]:
     """The registered forms of a name, a factory by ``module:name``, or the DRM."""
     if text.upper() == DRM:
-        return [Subject.drm()]
+        return [Subject(DRM, lambda: drm.DRM(drm.DRMConfig()), DRM)]
     module_name, colon, attribute = text.partition(":")
     if not colon:
         try:

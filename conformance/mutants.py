@@ -43,10 +43,10 @@ from pararnn.solvers.config import Kept
 from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.spec import bounds, functions, oracle
 from pararnn.spec.derive.complements import Complements
-from pararnn.testing.checks import load
 from pararnn.testing.context import Api, Context, NotApplicable, Subject, Violation, fed
 from pararnn.testing.reference import loop, shifted, stepwise
 
+from .checks import load
 from .clauses import DRM
 
 DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pararnn.testing.checks import Check, load
+from pararnn.testing.checks import Check
 from pararnn.testing.context import Context, NotApplicable
 
+from .checks import load
 from .clauses import BY_SLUG, CLAUSES, Clause
 from .page import PAGE, rewritten
 

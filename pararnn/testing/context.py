@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import pararnn
-from pararnn import drm
 from pararnn.spec import bounds, oracle
 
-from .kinds import CELL, DRM, AnyCell
+from .kinds import CELL, AnyCell
 from .reference import apart
 
 UNIT_ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
@@ -74,8 +73,7 @@ class Subject:
     """What is under test: its name in the report and how to build one.
 
     ``factory()`` returns a module with ``step(h, x)``, ``state_shape`` and ``d_in``: a
-    :class:`pararnn.Cell`, or any other that has these. For the DRM the checks build variants of
-    their own.
+    :class:`pararnn.Cell`, or any other that has these. ``about`` says which clauses are for it.
     """
 
     name: str
@@ -85,10 +83,6 @@ class Subject:
     @staticmethod
     def registered(name: str) -> Subject:
         return Subject(name, lambda: pararnn.get_cell(name).factory())
-
-    @staticmethod
-    def drm() -> Subject:
-        return Subject(DRM, lambda: drm.DRM(drm.DRMConfig()), DRM)
 
 
 @dataclass

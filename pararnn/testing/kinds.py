@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-CELL, DRM = "cell", "DRM"
-"""What a clause is about."""
+CELL = "cell"
+"""What most clauses are about."""
 
 AnyCell = Any
 """A module with ``step(h, x)``, ``state_shape`` and ``d_in``: a :class:`pararnn.Cell`, or another."""

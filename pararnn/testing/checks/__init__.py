@@ -8,7 +8,6 @@ from importlib import import_module
 from ..context import Context
 
 Check = Callable[[Context], None]
-CHECKS: dict[str, Check] = {}
 MODULES = (
     "equations",
     "solving",
@@ -22,27 +21,29 @@ MODULES = (
     "robustness",
     "memory",
     "modules",
-    "drm",
-    "drm_geometry",
-    "drm_sequences",
-    "tasks",
 )
 
 
-def checks(slug: str) -> Callable[[Check], Check]:
-    """Register the check of the clause with this slug. Two checks of one clause are an error."""
+class Checks(dict[str, Check]):
+    """Checks by the slug of their clause; as a decorator, ``@checks("resets")``, it takes one in."""
 
-    def register(function: Check) -> Check:
-        if slug in CHECKS:
-            raise ValueError(f"clause {slug!r} already has a check, {CHECKS[slug].__name__}")
-        CHECKS[slug] = function
-        return function
+    def __call__(self, slug: str) -> Callable[[Check], Check]:
+        """Two checks of one clause are an error."""
 
-    return register
+        def register(function: Check) -> Check:
+            if slug in self:
+                raise ValueError(f"clause {slug!r} already has a check, {self[slug].__name__}")
+            self[slug] = function
+            return function
+
+        return register
 
 
-def load() -> dict[str, Check]:
-    """All checks by slug."""
+checks = Checks()
+
+
+def load() -> Checks:
+    """All checks of cells and implementations."""
     for name in MODULES:
         import_module(f"{__name__}.{name}")
-    return CHECKS
+    return checks

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NORM = 1e-6  # of the RMS norm
 
@@ -29,7 +29,7 @@ def silu(x: Tensor) -> Tensor:
 class Written:
     """A model in float64, and what the notes say of it, for one sequence."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: nn.Module):
         self.c: Any = model.config
         self.p = {name: value.detach() for name, value in model.state_dict().items()}
         self.radius = self.c.state_radius if self.c.bounded_state else None
@@ -93,8 +93,7 @@ class Written:
     def velocity(self, part: str, z: Tensor, e: Tensor) -> tuple[Tensor, float]:
         """At z, for one token; and dimD."""
         c, s, mass = self.c, self.c.naturalization_strength, 0.0
-        weights: Any = None
-        rows: Any = None
+        weights = rows = None
         if c.transition == "direct":
             raw = self.network(f"{part}.direct", z, e)
             if c.direct_scale == "matched":

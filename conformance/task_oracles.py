@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 Numbers = list[int]
-Gaps = Any
-"""A list of numbers, or None without gaps."""
-Oracle = Callable[[Numbers, Gaps, list[bool]], Numbers]
+Oracle = Callable[[Numbers, "list[float] | None", list[bool]], Numbers]
 
 S3 = ((0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0), (2, 0, 1))
 S5 = tuple(itertools.permutations(range(5)))
@@ -23,17 +20,17 @@ PAIRS = ("345012", "423150", "234501", "012345", "150423", "501234")
 NOISE, GRAVITY = 0.05, 9.81
 
 
-def parity(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def parity(x, dt, asked):
     return [sum(x[: t + 1]) % 2 for t in range(len(x))]
 
 
-def sessions(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def sessions(x, dt, asked):
     """A gap of more than 1 begins a session."""
     starts = [max((s for s in range(t + 1) if dt[s] > 1), default=0) for t in range(len(x))]
     return [sum(x[s : t + 1]) % 2 for t, s in enumerate(starts)]
 
 
-def moved(names: Numbers, permutations: tuple[tuple[int, ...], ...]) -> Numbers:
+def moved(names, permutations):
     """Things on places, moved by one permutation after the other; which one are they all?"""
     total, said = tuple(range(len(permutations[0]))), []
     for name in names:
@@ -42,24 +39,23 @@ def moved(names: Numbers, permutations: tuple[tuple[int, ...], ...]) -> Numbers:
     return said
 
 
-def s3(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def s3(x, dt, asked):
     return moved(x, S3)
 
 
-def s5(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def s5(x, dt, asked):
     return moved(x, S5)
 
 
-def pairs(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def pairs(x, dt, asked):
     """Every second symbol ends a pair, which names a permutation."""
     said = moved([int(PAIRS[a][b]) for a, b in zip(x[::2], x[1::2], strict=False)], S3)
     return [0, *(said[(t - 1) // 2] for t in range(1, len(x)))][: len(x)]
 
 
-def recalled(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def recalled(x, dt, asked):
     """Every key that is followed by a value is a writing, wherever it is; the last one counts."""
-    memory: dict[int, int] = {}
-    said = []
+    memory, said = {}, []
     for t, symbol in enumerate(x):
         if asked[t]:
             said.append(memory.get(symbol, -1))
@@ -68,17 +64,16 @@ def recalled(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
     return said
 
 
-def recalled_first(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def recalled_first(x, dt, asked):
     """As :func:`recalled`, but the first writing counts."""
     writings = [i for i in range(len(x) - 1) if not asked[i + 1] and x[i] < 32 <= x[i + 1]]
     memory = {x[i]: x[i + 1] - 32 for i in reversed(writings)}
     return [memory.get(symbol, -1) for t, symbol in enumerate(x) if asked[t]]
 
 
-def text(x: Numbers, dt: Gaps, asked: list[bool]) -> Numbers:
+def text(x, dt, asked):
     """Keys are 2 to 33, values 34 to 97; a key before it is asked for came with its value."""
-    memory: dict[int, int] = {}
-    said = []
+    memory, said = {}, []
     for t, token in enumerate(x):
         if asked[t]:
             said.append(memory.get(token, -1))
