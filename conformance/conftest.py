@@ -15,7 +15,7 @@ import torch
 
 import pararnn
 from pararnn import drm
-from pararnn.testing.context import Context, Subject
+from pararnn.testing.context import Context, Subject, is_cell
 
 from .clauses import BY_SLUG, DRM
 from .report import Report
@@ -81,9 +81,7 @@ def subjects(text: str) -> list[Subject]:
             "be called without arguments; wrap it, e.g. lambda: MyCell(d_in=5, d_h=6)."
         )
     made = factory()
-    if not (
-        isinstance(made, torch.nn.Module) and hasattr(made, "step") and hasattr(made, "state_shape")
-    ):
+    if not is_cell(made):
         raise pytest.UsageError(
             f"--cell {text}: got a factory of {type(made).__name__}, expected one of a cell: a module "
             "with step(h, x) and state_shape."

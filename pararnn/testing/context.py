@@ -227,6 +227,11 @@ class Context:
             )
 
 
+def is_cell(made: Any) -> bool:
+    """Whether this is a module with ``step(h, x)`` and ``state_shape``."""
+    return isinstance(made, nn.Module) and hasattr(made, "step") and hasattr(made, "state_shape")
+
+
 def converted(cell: AnyCell, dtype: torch.dtype) -> AnyCell:
     """A copy of the cell in another dtype; :meth:`torch.nn.Module.to` would change it in place.
     The copy shares the Spec, and so the programs derived from it."""

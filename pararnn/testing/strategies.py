@@ -6,13 +6,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from typing import Any
-
-from hypothesis import strategies as st
+from typing import TYPE_CHECKING, Any
 
 import pararnn
 
 from .cases import DTYPES, Case
+from .extra import extra
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+else:
+    st = extra("hypothesis.strategies")
 
 DEAR = 3
 """Cells with as many state axes, or heads, have loops over single numbers: smaller ones are drawn."""
