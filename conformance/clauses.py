@@ -265,7 +265,8 @@ CLAUSES: tuple[Clause, ...] = (
         "separate sequences, those after a reset with `h0` = 0, and no gradient crosses (exactly "
         "zero). A reset selects and multiplies nothing by zero: a NaN, an infinity or a state that "
         "overflowed before it changes no bit after it, and what comes before has gradients of "
-        "exactly zero there, too. (In the plain loop, `method='sequential'`, gradients are "
+        "exactly zero there, too; so in `delta_scan`, on the CPU and in its kernels, where chunks hold "
+        "steps before and after a reset. (In the plain loop, `method='sequential'`, gradients are "
         "autograd's.)",
         "as C6; gradients across: exactly 0; after bad numbers: exact (bitwise)",
         "As for C6.",
@@ -633,7 +634,10 @@ CLAUSES: tuple[Clause, ...] = (
         "lose their digits, and not finite where these are not. So are the cotangents of its backward "
         "pass, beside the loop's; and the outputs and the final state "
         "of an eager `delta_scan` on the CPU, up to roundoffs of the terms of its states. An eager scan on "
-        "another device makes no check and promises none of this.",
+        "another device makes no check and promises none of this. Nor do the kernels of `delta_scan`, "
+        "whose products inside a chunk may leave the range where no state does: these reach up to the "
+        "next reset (C18) and, in a call with resets, no earlier output; in a call without, what "
+        "overflows may make earlier outputs of its chunk NaN.",
         "\\(8\\,n\\,k\\,u\\,\\sigma_t\\) at the end of a chunk of \\(n\\) steps, with "
         "\\(\\sigma_t = |A_t| \\sigma_{t-1} + |b_t| + \\epsilon\\), blocks of \\(k\\) rows and "
         "the least normal number \\(\\epsilon\\); within a chunk the loop itself",
