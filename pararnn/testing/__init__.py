@@ -1,8 +1,9 @@
 """The numerics contract for what you write: subclass :class:`Conformance` in a test of yours.
 
-A cell or an implementation of your own is checked clause by clause, with `pytest` alone. The oracles are
-a float64 loop of the cell's step and the papers' equations in 50 digits (:mod:`.reference`); nothing of
-the solver is in them.
+A cell or an implementation of your own is checked clause by clause, with `pytest` alone. There are two
+oracles, and neither knows the solver: a float64 loop of the cell's step (:mod:`.reference`), and the papers'
+equations in 50 digits (:mod:`.equations`). Random cases (:mod:`.cases`) run the same equations in numbers
+that carry their rounding (:mod:`.rounding`).
 """
 
 from importlib import import_module

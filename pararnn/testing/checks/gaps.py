@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..context import Context, NotApplicable, converted, error, tolerance
-from ..reference import DIGITS, LIMITS, advance, amplification, loop
+from ..equations import DIGITS, LIMITS
+from ..reference import advance, amplification, loop
 from . import checks
 from .equations import STEP, arrays, digits
 from .gradients import by_loop, gradient_tolerance, gradients, runs
