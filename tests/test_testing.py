@@ -15,7 +15,7 @@ import torch
 import pararnn
 from pararnn import Cell, Spec, tanh
 from pararnn.testing import Conformance, NotApplicable, Violation
-from pararnn.testing.checks import load
+from pararnn.testing.checks import checks, load
 from pararnn.testing.conformance import SOLVER
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,6 +131,18 @@ def test_a_wheel_loads_neither_pytest_nor_a_client(installed: Path, tmp_path: Pa
     assert home.startswith(str(installed))
     unwanted = {"pytest", "hypothesis", "conformance", "pararnn.drm", "pararnn.tasks", "triton"}
     assert not unwanted & set(modules)
+
+
+def test_the_order_is_that_of_the_modules() -> None:
+    """Whatever was imported first: workers of a test run must agree."""
+    code = "import pararnn.testing.checks.{} as c; from pararnn.testing.checks import load; print(*load())"
+    orders = {
+        subprocess.run([sys.executable, "-c", code.format(first)], cwd=ROOT, text=True,
+                       capture_output=True, check=True).stdout
+        for first in ("equations", "memory")
+    }  # fmt: skip
+    assert orders == {" ".join(load()) + "\n"}
+    assert set(load()) == set(checks)
 
 
 def test_all_clauses_are_for_a_cell_and_some_for_a_solver() -> None:

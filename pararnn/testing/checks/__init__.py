@@ -43,7 +43,10 @@ checks = Checks()
 
 
 def load() -> Checks:
-    """All checks of cells and implementations."""
+    """All checks of cells and implementations, in the order of :data:`MODULES`, whatever was imported
+    first."""
+    found = Checks()
     for name in MODULES:
-        import_module(f"{__name__}.{name}")
-    return checks
+        module = import_module(f"{__name__}.{name}").__name__
+        found |= {slug: check for slug, check in checks.items() if check.__module__ == module}
+    return found
