@@ -43,11 +43,11 @@ from pararnn.solvers.config import Kept
 from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.spec import bounds, functions, oracle
 from pararnn.spec.derive.complements import Complements
+from pararnn.testing.context import Api, Context, NotApplicable, Subject, Violation, fed
+from pararnn.testing.reference import loop, shifted, stepwise
 
 from .checks import load
 from .clauses import DRM
-from .context import Api, Context, NotApplicable, Subject, Violation, fed
-from .reference import loop, shifted, stepwise
 
 DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"
 LSTM, NLRU = "ParaLSTM", "ParaNLRU"

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import pararnn
 
 from ..context import Context, NotApplicable, converted, error, tolerance
-from ..reference import DIGITS, LIMITS, advance, amplification, loop
+from ..equations import DIGITS, LIMITS
+from ..reference import advance, amplification, loop
 from . import checks
 from .equations import STEP, arrays, digits
 from .gradients import by_loop, gradient_tolerance, gradients, runs
