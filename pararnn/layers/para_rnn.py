@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from .. import _checks as checks
-from ..cells.entry import entered
+from ..cells.entry import entered, in_order, spelled
 from ..solvers import NewtonConfig, Solution, decode
 from ..solvers.api import solve_layer
 from ..solvers.methods import ASKED
@@ -263,33 +264,40 @@ class ParaRNN(nn.Module):
         packed = PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
         return packed, self._states(h_n)
 
+    @spelled(state="h")
     def step(
         self,
         x: Tensor,
-        state: Tensor | None = None,
+        h: Tensor | None = None,
         *,
         dt: Tensor | None = None,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One step, for streaming: ``x (B, d_in)``, ``state (num_layers, B, *state_shape)``, and
-        ``dt (B,)`` if there are cells with a time gap.
+        """One step, for streaming: ``x (B, d_in)``, ``h (num_layers, B, *state_shape)``, also by
+        ``state``, and ``dt (B,)`` if there are cells with a time gap.
+
+        A layer takes its input first, as in ``forward(x, h0)``; a cell's ``step(h, x)`` is the
+        recurrence and takes the state first. ``step(x=…, h=…)`` is right for both, and the other
+        order is a ``TypeError``.
 
         Returns the output ``(B, hidden_size)`` and the new state. Running a sequence step by step
         gives what :meth:`forward` gives for the whole. Without gradients, the new state can be
-        written to ``out``, of the shape and dtype of ``state``, which it may be: the output is then a
+        written to ``out``, of the shape and dtype of ``h``, which it may be: the output is then a
         copy, which the next step does not overwrite. On a CUDA device a step is the projections and
         one kernel a layer (see :func:`~pararnn.decode`).
         """
-        self._check_state("state", state)
+        numbers = self.num_layers * math.prod(self._cells()[0].state_shape)
+        in_order("step", x, h, self.input_size, numbers)
+        self._check_state("h", h)
         self._check_state("out", out)
         gaps = self._gaps(dt)
         following = []
         for i, cell in enumerate(self._cells()):
-            h = self._start(cell, x) if state is None else state[i]
+            state = self._start(cell, x) if h is None else h[i]
             run = _Step(cell, None if out is None else out[i])
             given = {} if gaps[i] is None else {"dt": gaps[i]}
-            x, h = entered(cell, run, x, h, **given)
-            following.append(h)
+            x, state = entered(cell, run, x, state, **given)
+            following.append(state)
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if out is not None:  # whose memory the next step may use
