@@ -19,25 +19,21 @@ def spelled(**others: str) -> Callable[[F], F]:
     """For a method that takes arguments under other names, too: ``spelled(h_0="h0")``."""
 
     def decorate(method: F) -> F:
-        own = inspect.signature(method)
-        order = list(own.parameters)[1:]
-
         @functools.wraps(method)
         def call(self: Any, *given: Any, **named: Any) -> Any:
-            for other, name in others.items():
-                if other in named:
-                    if name in named or order.index(name) < len(given):
-                        raise TypeError(
-                            f"{name}: got it twice, also as {other}, expected one of the two names; "
-                            f"leave {other} out."
-                        )
-                    named[name] = named.pop(other)
+            for other in others.keys() & named:
+                if (name := others[other]) in named:
+                    raise TypeError(
+                        f"{name}: got it twice, also as {other}; leave one of them out."
+                    )
+                named[name] = named.pop(other)
             return method(self, *given, **named)
 
+        own = inspect.signature(method)
         kind = inspect.Parameter.KEYWORD_ONLY
         more = [inspect.Parameter(other, kind, default=None) for other in others]
-        every = [*own.parameters.values(), *more]
-        call.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
+        shown = own.replace(parameters=[*own.parameters.values(), *more])
+        call.__signature__ = shown  # type: ignore[attr-defined]
         return cast(F, call)
 
     return decorate
@@ -46,21 +42,16 @@ def spelled(**others: str) -> Callable[[F], F]:
 def in_order(call: str, x: object, h: object, d_in: int | None, numbers: int) -> None:
     """Raise a ``TypeError`` if a layer's ``call(x, h)`` got the state first, where shapes tell: ``x``
     has as many ``numbers`` a sample as a state, and ``h`` is an input ``(B, d_in)``."""
-
-    def is_input(value: Tensor) -> bool:
-        return value.ndim == 2 and d_in in (None, value.shape[1])
-
-    if isinstance(x, Tensor):
-        if not isinstance(h, Tensor) or is_input(x) or not is_input(h):
-            return
-        if x.numel() != numbers * h.shape[0]:
-            return
-    elif not isinstance(x, list | tuple):
-        return
-    raise TypeError(
-        f"{call}: got the state first, expected {call}(x, h): a layer takes its input first, as in "
-        f"forward(x, h0), and a cell's step the state; swap them, or name them, {call}(x=…, h=…)."
-    )
+    swapped = isinstance(x, list | tuple)
+    if isinstance(x, Tensor) and isinstance(h, Tensor) and h.ndim == 2:
+        inputs = [v.ndim == 2 and d_in in (None, v.shape[1]) for v in (x, h)]
+        swapped = inputs == [False, True] and x.numel() == numbers * h.shape[0]
+    if swapped:
+        raise TypeError(
+            f"{call}: got the state first, expected {call}(x, h): a layer takes its input first, as "
+            "in forward(x, h0), and a cell's step the state; swap them, or name them, "
+            f"{call}(x=…, h=…)."
+        )
 
 
 def takes_run(forward: F) -> F:

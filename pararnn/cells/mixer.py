@@ -30,17 +30,13 @@ def checked_decay(decay: object, rate: object, log1p_delta: bool) -> None:
     decay and nothing that needs one."""
     checks.one_of("decay", decay, DECAYS)
     if decay is None:
-        for name, value, default in (
-            ("decay_rate", rate, None),
-            ("log1p_delta", log1p_delta, False),
-        ):
-            if value is not default:
+        for name, value in (("decay_rate", rate), ("log1p_delta", log1p_delta or None)):
+            if value is not None:
                 raise ValueError(
                     f"{name}: got {value!r}, expected none without a decay; leave it out, or give "
                     "decay='fixed' or 'learnable'."
                 )
-        return
-    if rate is None:
+    if decay is None or rate is None:
         return
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
     limits = torch.finfo(torch.float32)
@@ -162,14 +158,8 @@ class Mixer(Cell):
             nn.init.constant_(self.rho, rate + math.log(-math.expm1(-rate)))
 
     def hyperparameters(self) -> dict[str, Any]:
-        return {
-            "d_in": self.d_in,
-            "d_h": self.d_h,
-            "bias": self.has_bias,
-            "decay": self.decay,
-            "decay_rate": self.decay_rate,
-            "log1p_delta": self.log1p_delta,
-        }
+        names = ("d_in", "d_h", "decay", "decay_rate", "log1p_delta")
+        return {"bias": self.has_bias} | {name: getattr(self, name) for name in names}
 
     # -- pieces of hand-written recurrences ----------------------------------------------------
 
@@ -219,10 +209,12 @@ class Mixer(Cell):
         """Time gaps, of ``dims`` dimensions or with one more of size 1, as numbers from 0 to
         :data:`FOREVER` and above, in the dtype of the state."""
         if (dt is None) != (self.spec.gap is None):
-            got, wanted = ("none", "time gaps") if dt is None else ("time gaps", "none")
+            got, wanted, of = (
+                ("none", "time gaps", "with") if dt is None else ("time gaps", "none", "without")
+            )
             raise ValueError(
-                f"dt: got {got}, expected {wanted} for a {type(self).__name__} with "
-                f"decay={self.decay!r}; give dt to mixers with a decay, and only to them."
+                f"dt: got {got}, expected {wanted} for a {type(self).__name__} {of} decay; give dt to "
+                "mixers with decay='fixed' or 'learnable', and only to them."
             )
         if dt is None:
             return None

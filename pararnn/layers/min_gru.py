@@ -216,11 +216,8 @@ class MinGRUStack(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        for name, size in (
-            ("input_size", input_size),
-            ("d_model", d_model),
-            ("n_layers", n_layers),
-        ):
+        sizes = {"input_size": input_size, "d_model": d_model, "n_layers": n_layers}
+        for name, size in sizes.items():
             checks.positive(name, size)
         checks.parameter_dtype(dtype)
         checks.flag("learnable_h0", learnable_h0)

@@ -93,11 +93,7 @@ class ParaRNN(nn.Module):
         if not cells or not all(isinstance(c, nn.Module) for c in cells):
             raise TypeError(f"cell: got {cell!r}, expected a cell, or a non-empty list of cells.")
         for c in cells:
-            if not hasattr(c, "step") or not hasattr(c, "state_shape"):
-                raise TypeError(
-                    f"cell: got {type(c).__name__}, expected a Cell or a module with a method "
-                    "step(h, x) and an attribute state_shape."
-                )
+            as_recurrence(c, torch.empty(0))  # or an error that says what a cell is
         if len(cells) > 1 and num_layers not in (1, len(cells)):
             raise ValueError(
                 f"num_layers: got {num_layers} for a list of {len(cells)} cells; leave it out."
@@ -188,15 +184,9 @@ class ParaRNN(nn.Module):
                 "features."
             )
         single = x.ndim == 2
-        if single:
-            x = x.unsqueeze(0)
-            h0 = None if h0 is None else h0.unsqueeze(1)
-            resets, dt = (None if v is None else v.unsqueeze(0) for v in (resets, dt))
-            if isinstance(lengths, Tensor) and lengths.ndim == 0:
-                lengths = lengths.unsqueeze(0)
-        elif not self.batch_first:
-            x = x.transpose(0, 1)
-            resets, dt = (None if v is None else v.transpose(0, 1) for v in (resets, dt))
+        if single and isinstance(lengths, Tensor) and lengths.ndim == 0:
+            lengths = lengths.unsqueeze(0)
+        x, h0, resets, dt = self.batched(x, h0, resets, dt)
         if lengths is None:
             output, h_n = self._run(x, h0, resets, dt)
         else:
@@ -204,6 +194,17 @@ class ParaRNN(nn.Module):
         if single:
             return output.squeeze(0), self._states(h_n.squeeze(1))
         return (output if self.batch_first else output.transpose(0, 1)), self._states(h_n)
+
+    def batched(
+        self, x: Tensor, h0: Any = None, resets: Any = None, dt: Any = None
+    ) -> tuple[Tensor, Any, Any, Any]:
+        """Arguments of :meth:`forward` as those of a batch, ``(B, T, …)``."""
+        if x.ndim == 2:
+            h0 = None if h0 is None else h0.unsqueeze(1)
+            x, resets, dt = (None if v is None else v.unsqueeze(0) for v in (x, resets, dt))
+        elif not self.batch_first:
+            x, resets, dt = (None if v is None else v.transpose(0, 1) for v in (x, resets, dt))
+        return x, h0, resets, dt
 
     def _padded(
         self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Any, lengths: Tensor

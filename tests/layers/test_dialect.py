@@ -125,7 +125,7 @@ def test_other_spellings(call):
     assert set(spellings) <= set(inspect.signature(run).parameters)
     for other, new in spellings.items():
         assert f"``{other}``" in run.__doc__
-        with pytest.raises(TypeError, match=f"^{new}: got it twice, also as {other}, expected one"):
+        with pytest.raises(TypeError, match=f"^{new}: got it twice, also as {other}; leave one"):
             run(**given, **{other: given[new]})
     first = given.pop("x")
     if "x_t" in spellings:
