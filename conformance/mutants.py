@@ -990,7 +990,7 @@ def mutants() -> Iterator[Mutant]:
                  min_gru(lambda h, u_z, u_h, gamma: gamma * (
                      torch.sigmoid(-u_z) * h + torch.sigmoid(u_z) * positive(u_h))))  # fmt: skip
     yield Mutant("other gaps", "negative ones count as positive, NaN as 7", SIGNED, ("decay",),
-                 {"_gaps": lambda self, delta_t, lead: delta_t.abs().nan_to_num(7.0)})  # fmt: skip
+                 {"_gaps": lambda self, dt, dims: dt.abs().nan_to_num(7.0)})  # fmt: skip
     yield Mutant("a little quadratic", "a h + h² / 1e6", SIGNED, ("linearity", "equation"),
                  signed(lambda h, a, added: a * h + 1e-6 * h * h + added))  # fmt: skip
     yield Mutant("lost sign", "|a| h", SIGNED, ("equation", "jacobian"),

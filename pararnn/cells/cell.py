@@ -435,7 +435,8 @@ class Cell(nn.Module):
         if (x is None) == (drives is None):
             raise TypeError("step: got both or neither of x and drives, expected exactly one.")
         like = self.like
-        checks.trailing("h", checks.floating("h", h), self.state_shape)
+        order = "the order, step(h, x), and the width that the module was built with"
+        checks.trailing("h", checks.floating("h", h), self.state_shape, fix=order)
         checks.same_device("h", h, like.device)
         if h.dtype not in (like.dtype, self.state_dtype):
             raise TypeError(

@@ -244,6 +244,3 @@ class DeltaMinGRU(Mixer):
                 resets=resets,
                 chunk_size=self.chunk_size,
             )
-
-    def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.through(self.drives(x), start, dt=gaps)

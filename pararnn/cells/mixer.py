@@ -13,10 +13,14 @@ from torch.nn import functional
 
 from .. import _checks as checks
 from .._checks import FOREVER
-from ..solvers import decode, solve
+from ..solvers import decode
+from ..solvers.api import solve_layer
 from ..spec import Spec, exp, log1p, softplus
 from .cell import Cell
-from .entry import entered, takes_run
+from .entry import entered, in_order, spelled, takes_run
+
+SPELLINGS = {"h_0": "h0", "delta_t": "dt"}
+"""Other names of the arguments of mixers as layers, and of blocks."""
 
 DECAYS = (None, "fixed", "learnable")
 
@@ -26,17 +30,13 @@ def checked_decay(decay: object, rate: object, log1p_delta: bool) -> None:
     decay and nothing that needs one."""
     checks.one_of("decay", decay, DECAYS)
     if decay is None:
-        for name, value, default in (
-            ("decay_rate", rate, None),
-            ("log1p_delta", log1p_delta, False),
-        ):
-            if value is not default:
+        for name, value in (("decay_rate", rate), ("log1p_delta", log1p_delta or None)):
+            if value is not None:
                 raise ValueError(
                     f"{name}: got {value!r}, expected none without a decay; leave it out, or give "
                     "decay='fixed' or 'learnable'."
                 )
-        return
-    if rate is None:
+    if decay is None or rate is None:
         return
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
     limits = torch.finfo(torch.float32)
@@ -76,8 +76,9 @@ class Mixer(Cell):
 
     Called on a sequence it is a layer: :meth:`forward` maps ``(B, T, d_in)`` to ``(B, T, d_h)``,
     all steps at once, and :meth:`stream` takes one step. :meth:`~pararnn.Cell.step` and the
-    solver are those of any cell. The public state is flat, ``(B, 1, W)``: all slots one after the
-    other.
+    solver are those of any cell. A layer's state is flat, ``(B, 1, W)``: all slots one after the
+    other. That, and time gaps that are mended, is all that the layer adds to a solve; the rest is
+    checked there.
 
     Under autocast a mixer computes in the dtype of its parameters, as norms do, and rounds its
     output: errors of gates and angles would add up over a sequence.
@@ -157,14 +158,8 @@ class Mixer(Cell):
             nn.init.constant_(self.rho, rate + math.log(-math.expm1(-rate)))
 
     def hyperparameters(self) -> dict[str, Any]:
-        return {
-            "d_in": self.d_in,
-            "d_h": self.d_h,
-            "bias": self.has_bias,
-            "decay": self.decay,
-            "decay_rate": self.decay_rate,
-            "log1p_delta": self.log1p_delta,
-        }
+        names = ("d_in", "d_h", "decay", "decay_rate", "log1p_delta")
+        return {"bias": self.has_bias} | {name: getattr(self, name) for name in names}
 
     # -- pieces of hand-written recurrences ----------------------------------------------------
 
@@ -195,73 +190,61 @@ class Mixer(Cell):
         """A flat state ``(..., W)`` as ``(..., *state_shape)``."""
         return h.unflatten(-1, self.state_shape) if len(self.state_shape) > 1 else h
 
-    def _start(self, name: str, h: Tensor | None, batch: int) -> Tensor:
-        """A given state, flat or as :meth:`init_state` gives it, or that of :meth:`init_state`:
-        ``(batch, *state_shape)``. What runs on it looks at its numbers."""
+    def _unflat(self, name: str, h: Tensor | None, batch: int) -> Tensor | None:
+        """A state that is flat or as :meth:`init_state` gives it: ``(batch, *state_shape)``."""
         if h is None:
-            return self.init_state(batch)
-        checks.same_device(name, checks.floating(name, h), self.device)
+            return None
         width = self.flat_width
         shapes = dict.fromkeys(((batch, 1, width), (batch, width), (batch, *self.state_shape)))
-        if tuple(h.shape) not in shapes:
+        if tuple(checks.floating(name, h).shape) not in shapes:
             raise ValueError(
-                f"{name}: got shape {tuple(h.shape)}, expected {' or '.join(map(str, shapes))}; nothing is broadcast, use {name}.expand(...) if all samples "
-                "start alike."
+                f"{name}: got shape {tuple(h.shape)}, expected {' or '.join(map(str, shapes))}; "
+                f"nothing is broadcast, use {name}.expand(...) if all samples start alike."
             )
-        allowed = (self.dtype, self.state_dtype)
-        if h.dtype not in allowed:
-            raise TypeError(
-                f"{name}: got dtype {h.dtype}, expected {' or '.join(map(str, set(allowed)))}; "
-                "convert it with .to(...)."
-            )
-        return self.unflat(h.reshape(batch, width).to(self.state_dtype))
+        return self.unflat(h.reshape(batch, width))
 
     # -- time gaps -----------------------------------------------------------------------------
 
-    def _gaps(self, delta_t: Tensor | None, lead: tuple[int, ...]) -> Tensor | None:
-        """Time gaps ``lead`` or ``(*lead, 1)`` as numbers from 0 to :data:`FOREVER` and above, in
-        the dtype of the state."""
-        if self.spec.gap is None:
-            if delta_t is not None:
-                raise ValueError(
-                    f"delta_t: got time gaps, expected none for a {type(self).__name__} without "
-                    "decay; leave delta_t out, or build it with decay='fixed' or 'learnable'."
-                )
+    def _gaps(self, dt: Tensor | None, dims: int) -> Tensor | None:
+        """Time gaps, of ``dims`` dimensions or with one more of size 1, as numbers from 0 to
+        :data:`FOREVER` and above, in the dtype of the state."""
+        if (dt is None) != (self.spec.gap is None):
+            got, wanted, of = (
+                ("none", "time gaps", "with") if dt is None else ("time gaps", "none", "without")
+            )
+            raise ValueError(
+                f"dt: got {got}, expected {wanted} for a {type(self).__name__} {of} decay; give dt to "
+                "mixers with decay='fixed' or 'learnable', and only to them."
+            )
+        if dt is None:
             return None
-        if delta_t is None:
-            raise ValueError(
-                f"delta_t: got none, expected time gaps of shape {lead}: this "
-                f"{type(self).__name__} has decay={self.decay!r}."
-            )
-        gaps = checks.same_device("delta_t", checks.floating("delta_t", delta_t), self.device)
-        if tuple(gaps.shape) not in (lead, (*lead, 1)):
-            raise ValueError(
-                f"delta_t: got shape {tuple(gaps.shape)}, expected {lead} or {(*lead, 1)}; nothing "
-                "is broadcast."
-            )
-        gaps = gaps.reshape(lead)
+        gaps = checks.floating("dt", dt)
+        if gaps.ndim == dims + 1 and gaps.shape[-1] == 1:
+            gaps = gaps.squeeze(-1)
         if not self._warned and checks.readable(gaps):
             bad = int((~(gaps >= 0) | gaps.isinf()).sum())
             if bad:
                 self._warned = True
                 warnings.warn(
-                    f"delta_t: got {bad} gaps that are negative, infinite or NaN; NaN and negative "
-                    f"ones count as 0, infinite ones as {FOREVER:.0e}. This is said once.",
+                    f"dt: got {bad} gaps that are negative, infinite or NaN; NaN and negative ones "
+                    f"count as 0, infinite ones as {FOREVER:.0e}. This is said once.",
                     UserWarning,
                     stacklevel=3,
                 )
         gaps = torch.nan_to_num(gaps.to(self.state_dtype), nan=0.0, posinf=FOREVER, neginf=0.0)
         return gaps.clamp_min(0)
 
-    # -- computing -----------------------------------------------------------------------------
+    # -- computing as a layer ------------------------------------------------------------------
 
     @takes_run
+    @spelled(**SPELLINGS)
     def forward(  # type: ignore[override]
         self,
         x: Tensor,
-        h_0: Tensor | None = None,
-        delta_t: Tensor | None = None,
+        h0: Tensor | None = None,
+        dt: Tensor | None = None,
         *,
+        resets: Tensor | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Run a sequence.
@@ -270,13 +253,16 @@ class Mixer(Cell):
         ----------
         x
             Inputs ``(B, T, d_in)``.
-        h_0
+        h0
             State before the first step, ``(B, 1, W)`` or ``(B, W)``, or ``(B, *state_shape)`` as
-            :meth:`init_state` gives it; that of :meth:`init_state` if not given.
-        delta_t
+            :meth:`init_state` gives it; that of :meth:`init_state` if not given. Also by ``h_0``.
+        dt
             Time before every step, ``(B, T)`` or ``(B, T, 1)``: needed with a decay, and refused
             without. NaN and negative ones count as 0, infinite ones as 1e10, with one warning an
-            instance (on the CPU, where looking does not mean waiting).
+            instance (on the CPU, where looking does not mean waiting). Also by ``delta_t``.
+        resets
+            Bool mask ``(B, T)``: where True, the step starts from the zero state, also if
+            :meth:`init_state` is another.
         return_state
             Whether to return the state after the last step, too.
 
@@ -291,64 +277,62 @@ class Mixer(Cell):
         TypeError, ValueError
             If an argument does not fit.
         """
-        start, gaps = self.given(x, h_0, delta_t)
-        y, final = self._run(x, start, gaps)
-        return (y, self.flat(final).unsqueeze(1)) if return_state else y
+        start, gaps = self.given(x, h0, dt)
+        solution = solve_layer(self, x, h0=start, dt=gaps, resets=resets)
+        y = solution.output.to(self.output_dtype)
+        return (y, self.flat(solution.final_state).unsqueeze(1)) if return_state else y
 
     def given(
-        self, x: Tensor, h_0: Tensor | None, delta_t: Tensor | None
+        self, x: Tensor, h: Tensor | None, dt: Tensor | None, *, steps: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Start and time gaps of a call as :func:`~pararnn.solve` takes them, after all checks of
-        :meth:`forward`."""
-        if not isinstance(x, Tensor) or x.ndim != 3:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x: got {got}, expected shape (B, T, d_in).")
-        batch, length = x.shape[:2]
-        gaps = self._gaps(delta_t, (batch, length))
-        if h_0 is None:
-            return None, gaps
-        start = self._start("h_0", h_0, batch)
-        if checks.readable(start):  # elsewhere the solver's own check is enough
-            self.check_start("h_0", start)
-        return start, gaps
+        """State and time gaps of a call as :func:`~pararnn.solve` (without ``steps``: a single step)
+        takes them, which checks the rest."""
+        name, lead, dims = ("h0", 2, "(B, T, d_in)") if steps else ("h", 1, "(B, d_in)")
+        checks.trailing("x", checks.floating("x", x), (self.d_in,), lead, f"that it is {dims}")
+        return self._unflat(name, h, x.shape[0]), self._gaps(dt, lead)
 
-    def _run(self, x: Tensor, start: Tensor | None, gaps: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Output ``(B, T, d_h)`` and final state of a checked call; no start is the default one."""
-        solution = solve(self, x, h0=start, dt=gaps)
-        return solution.output.to(self.output_dtype), solution.final_state
-
+    @spelled(x_t="x", h_prev="h", delta_t="dt")
     def stream(
-        self, x_t: Tensor, h_prev: Tensor | None = None, delta_t: Tensor | None = None
+        self, x: Tensor, h: Tensor | None = None, dt: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """One step, for streaming.
 
+        Like :meth:`forward` it takes the input first; :meth:`~pararnn.Cell.step` is the recurrence
+        and takes the state first.
+
         Parameters
         ----------
-        x_t
-            Input ``(B, d_in)``.
-        h_prev
+        x
+            Input ``(B, d_in)``. Also by ``x_t``.
+        h
             State ``(B, W)``, ``(B, 1, W)`` or ``(B, *state_shape)``; that of :meth:`init_state` if
-            not given.
-        delta_t
-            Time since the step before, ``(B,)`` or ``(B, 1)``, as in :meth:`forward`.
+            not given. Also by ``h_prev``.
+        dt
+            Time since the step before, ``(B,)`` or ``(B, 1)``, as in :meth:`forward`. Also by
+            ``delta_t``.
 
         Returns
         -------
-        y_t, h_t
+        y, h
             Output ``(B, d_h)``, and the new flat state ``(B, W)`` in the state's dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument does not fit, or state and input are in the other order (where their
+            shapes tell).
         """
-        return entered(self, self._stream, x_t, h_prev, delta_t)
+        return entered(self, self._stream, x, h, dt)
 
     def _stream(
-        self, x_t: Tensor, h_prev: Tensor | None = None, delta_t: Tensor | None = None
+        self, x: Tensor, h: Tensor | None = None, dt: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if not isinstance(x_t, Tensor) or x_t.ndim != 2:
-            got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
-            raise ValueError(f"x_t: got {got}, expected shape (B, d_in).")
-        batch = x_t.shape[0]
-        gaps = self._gaps(delta_t, (batch,))
-        start = self._start("h_prev", h_prev, batch)
-        self.check_state("h_prev", start)
-        u = self.drives(x_t)
-        h = decode(self, None, start, drives=u, dt=gaps)
+        in_order("stream", x, h, self.d_in, self.flat_width)
+        h, gaps = self.given(x, h, dt, steps=False)
+        if h is None:
+            h = self.init_state(x.shape[0])
+        elif h.dtype == self.dtype:
+            h = h.to(self.state_dtype)
+        u = self.drives(x)
+        h = decode(self, None, h, drives=u, dt=gaps)
         return self.output(h, drives=u).to(self.output_dtype), self.flat(h)

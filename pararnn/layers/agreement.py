@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from .._checks import full_precision
 from ..cells import Mixer
+from ..cells.mixer import SPELLINGS
 from ..scan.inputs import cut
 from ..solvers import NewtonConfig, Solution, solve
 from ..solvers.certificate import certify
 from ..solvers.methods.sequential import sequential_states
 from ..solvers.problem import Problem, prepare
 from ..solvers.scale import trajectory
-from .min_gru import MinGRUBlock, MinGRUStack
 from .para_rnn import ParaRNN, takes_gaps
 
 BASE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -227,8 +227,7 @@ def recorded_calls(
         for name, layer in found
     ]
     module.eval()
-    argument = "delta_t" if isinstance(module, MinGRUBlock | MinGRUStack) else "dt"
-    given = {argument: dt, "resets": resets}
+    given = {"dt": dt, "resets": resets}
     given = {name: value for name, value in given.items() if value is not None}
     try:
         if isinstance(module, ParaRNN):
@@ -284,11 +283,13 @@ def _mixer_recorder(calls: list[Call], name: str, config: NewtonConfig | None) -
     """A hook that notes what a mixer is run on."""
 
     def hook(mixer: Mixer, args: tuple, kwargs: dict) -> None:
-        given = {"h_0": None, "delta_t": None} | kwargs
-        given |= dict(zip(("x", "h_0", "delta_t"), args, strict=False))
-        x = given["x"]
-        start, gaps = mixer.given(x, given["h_0"], given["delta_t"])
-        calls.append(Call(name, mixer, x, start, None, gaps, "auto", config))
+        if kwargs.get("run") is not None:  # a step, or what a ParaRNN runs, which has its own hook
+            return
+        given = dict(zip(("x", "h0", "dt"), args, strict=False))
+        given |= {SPELLINGS.get(key, key): value for key, value in kwargs.items()}
+        x, resets = given["x"], given.get("resets")
+        start, gaps = mixer.given(x, given.get("h0"), given.get("dt"))
+        calls.append(Call(name, mixer, x, start, resets, gaps, "auto", config))
 
     return hook
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks as checks
+from ..cells.entry import in_order, spelled
+from ..cells.mixer import SPELLINGS
 from .mixers import MIXERS, MixerEntry, keywords, known, plan
 from .para_rnn import takes_gaps
 
@@ -86,8 +88,14 @@ class MinGRUBlock(nn.Module):
                 nn.Linear(mlp_expansion * d_model, d_model, **where),
             )
 
+    @spelled(**SPELLINGS)
     def forward(
-        self, x: Tensor, h_0: Tensor | None = None, delta_t: Tensor | None = None
+        self,
+        x: Tensor,
+        h0: Tensor | None = None,
+        dt: Tensor | None = None,
+        *,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run whole sequences.
 
@@ -95,12 +103,14 @@ class MinGRUBlock(nn.Module):
         ----------
         x
             ``(B, T, d_model)``.
-        h_0
+        h0
             State to start from, ``(B, 1, W)`` or ``(B, W)``, as this method or :meth:`step` return
-            it; the mixer's own start if not given.
-        delta_t
+            it; the mixer's own start if not given. Also by ``h_0``.
+        dt
             Time since the step before, ``(B, T)`` or ``(B, T, 1)``: for a mixer with decay, and
-            only for one.
+            only for one. Also by ``delta_t``.
+        resets
+            Bool mask ``(B, T)``: where True, the mixer starts from the zero state.
 
         Returns
         -------
@@ -113,24 +123,28 @@ class MinGRUBlock(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            If shapes, dtypes or devices do not fit; nothing is broadcast. If ``delta_t`` is missing
-            or not wanted.
+            If shapes, dtypes or devices do not fit; nothing is broadcast. If ``dt`` is missing or
+            not wanted.
         """
-        _fits("x", x, ("B", "T"), self.d_model, self.norm1.weight)
-        y, state = self.mixer(self.norm1(x), h_0, delta_t, return_state=True)
+        _fits(x, ("B", "T"), self.d_model, self.norm1.weight)
+        y, state = self.mixer(self.norm1(x), h0, dt, resets=resets, return_state=True)
         return self._finished(x, y), state
 
+    @spelled(x_t="x", h_prev="h", delta_t="dt")
     def step(
-        self, x_t: Tensor, h_prev: Tensor | None = None, delta_t: Tensor | None = None
+        self, x: Tensor, h: Tensor | None = None, dt: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One step, for streaming: ``x_t (B, d_model)``, ``delta_t (B,)`` or ``(B, 1)``.
+        """One step, for streaming: ``x (B, d_model)``, ``h`` as ``h0`` of :meth:`forward`, ``dt (B,)``
+        or ``(B, 1)``; also by ``x_t``, ``h_prev`` and ``delta_t``.
 
         Returns the output ``(B, d_model)`` and the state ``(B, W)``. Step by step, a sequence gives
-        what :meth:`forward` gives for the whole, and the same gradients if they are enabled.
+        what :meth:`forward` gives for the whole, and the same gradients if they are enabled. State
+        and input in the other order are a ``TypeError``, where their shapes tell.
         """
-        _fits("x_t", x_t, ("B",), self.d_model, self.norm1.weight)
-        y, state = self.mixer.stream(self.norm1(x_t), h_prev, delta_t)
-        return self._finished(x_t, y), state
+        in_order("step", x, h, self.d_model, getattr(self.mixer, "flat_width", self.d_model))
+        _fits(x, ("B",), self.d_model, self.norm1.weight)
+        y, state = self.mixer.stream(self.norm1(x), h, dt)
+        return self._finished(x, y), state
 
     def init_state(self, batch: int) -> Tensor:
         """The mixer's own start, ``(B, 1, W)``."""
@@ -202,11 +216,8 @@ class MinGRUStack(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        for name, size in (
-            ("input_size", input_size),
-            ("d_model", d_model),
-            ("n_layers", n_layers),
-        ):
+        sizes = {"input_size": input_size, "d_model": d_model, "n_layers": n_layers}
+        for name, size in sizes.items():
             checks.positive(name, size)
         checks.parameter_dtype(dtype)
         checks.flag("learnable_h0", learnable_h0)
@@ -239,11 +250,14 @@ class MinGRUStack(nn.Module):
                 stacklevel=2,
             )
 
+    @spelled(state="h0", delta_t="dt")
     def forward(
         self,
         x: Tensor,
-        state: Sequence[Tensor | None] | None = None,
-        delta_t: Tensor | None = None,
+        h0: Sequence[Tensor | None] | None = None,
+        dt: Tensor | None = None,
+        *,
+        resets: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run whole sequences, or one chunk of them.
 
@@ -251,12 +265,14 @@ class MinGRUStack(nn.Module):
         ----------
         x
             ``(B, T, input_size)``.
-        state
+        h0
             One entry a block, as this method or :meth:`step` returns them; None, as a whole or for
-            a block, is the mixer's own start.
-        delta_t
+            a block, is the mixer's own start. Also by ``state``.
+        dt
             Time since the step before, ``(B, T)`` or ``(B, T, 1)``: for the blocks with decay, and
-            needed if there are any.
+            needed if there are any. Also by ``delta_t``.
+        resets
+            Bool mask ``(B, T)``: where True, every mixer starts from the zero state.
 
         Returns
         -------
@@ -269,26 +285,29 @@ class MinGRUStack(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            As for :meth:`MinGRUBlock.forward`; if ``state`` does not have one entry a block; if
-            ``delta_t`` is given and no block has decay.
+            As for :meth:`MinGRUBlock.forward`; if ``h0`` does not have one entry a block; if ``dt``
+            is given and no block has decay.
         """
-        _fits("x", x, ("B", "T"), self.input_size, self.norm_out.weight)
-        return self._run("forward", x, state, delta_t)
+        _fits(x, ("B", "T"), self.input_size, self.norm_out.weight)
+        return self._run("forward", x, "h0", h0, dt, resets=resets)
 
+    @spelled(x_t="x", state="h", delta_t="dt")
     def step(
         self,
-        x_t: Tensor,
-        state: Sequence[Tensor | None] | None = None,
-        delta_t: Tensor | None = None,
+        x: Tensor,
+        h: Sequence[Tensor | None] | None = None,
+        dt: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """One step, for streaming: ``x_t (B, input_size)``, ``delta_t (B,)`` or ``(B, 1)``.
+        """One step, for streaming: ``x (B, input_size)``, ``h`` as ``h0`` of :meth:`forward`,
+        ``dt (B,)`` or ``(B, 1)``; also by ``x_t``, ``state`` and ``delta_t``.
 
         Returns the output ``(B, d_model)`` and the states, ``(B, W)`` each. Step by step, a
         sequence gives what :meth:`forward` gives for the whole, and the same gradients if they are
-        enabled.
+        enabled. State and input in the other order are a ``TypeError``.
         """
-        _fits("x_t", x_t, ("B",), self.input_size, self.norm_out.weight)
-        return self._run("step", x_t, state, delta_t)
+        in_order("step", x, h, self.input_size, 0)
+        _fits(x, ("B",), self.input_size, self.norm_out.weight)
+        return self._run("step", x, "h", h, dt)
 
     def init_state(self, batch: int | None = None) -> list[Any]:
         """The states to start from: None for every block, or, of a batch, ``(B, 1, W)`` each."""
@@ -297,39 +316,36 @@ class MinGRUStack(nn.Module):
         return [block.init_state(batch) for block in self._blocks()]
 
     def _run(
-        self,
-        method: str,
-        x: Tensor,
-        state: Sequence[Tensor | None] | None,
-        delta_t: Tensor | None,
+        self, method: str, x: Tensor, name: str, h: object, dt: Tensor | None, **given: Any
     ) -> tuple[Tensor, list[Tensor]]:
-        states = self._states(state)
+        states = self._states(name, h)
         decays = [takes_gaps(block.mixer) for block in self._blocks()]
-        if delta_t is not None and not any(decays):
+        if dt is not None and not any(decays):
             raise ValueError(
-                "delta_t: got time gaps, expected none: no block has decay; leave delta_t out, or "
-                "give mixer_kwargs={'decay': …}."
+                "dt: got time gaps, expected none: no block has decay; leave dt out, or give "
+                "mixer_kwargs={'decay': …}."
             )
         x = self.in_proj(x)
         following = []
-        for block, h, decay in zip(self._blocks(), states, decays, strict=True):
-            x, h = getattr(block, method)(x, h, delta_t if decay else None)
-            following.append(h)
+        for block, state, decay in zip(self._blocks(), states, decays, strict=True):
+            run = block if method == "forward" else block.step
+            x, state = run(x, state, dt if decay else None, **given)
+            following.append(state)
         return self.norm_out(x), following
 
     def _blocks(self) -> list[Any]:
         return list(self.blocks)
 
-    def _states(self, state: object) -> list[Tensor | None]:
+    def _states(self, name: str, state: object) -> list[Tensor | None]:
         if state is None:
             return [None] * self.n_layers
         if not isinstance(state, list | tuple):
             raise TypeError(
-                f"state: got {type(state).__name__}, expected a list with one state a block."
+                f"{name}: got {type(state).__name__}, expected a list with one state a block."
             )
         if len(state) != self.n_layers:
             raise ValueError(
-                f"state: got {len(state)} states, expected {self.n_layers}, one a block."
+                f"{name}: got {len(state)} states, expected {self.n_layers}, one a block."
             )
         return list(state)
 
@@ -341,17 +357,15 @@ def _can_learn_start(wanted: bool, mixers: Sequence[MixerEntry]) -> None:
         )
 
 
-def _fits(
-    name: str, value: object, lead: tuple[str, ...], width: int, parameter: nn.Parameter
-) -> None:
+def _fits(value: object, lead: tuple[str, ...], width: int, parameter: nn.Parameter) -> None:
     """Raise unless this is an input of a module with such parameters."""
-    tensor = checks.same_device(name, checks.floating(name, value), parameter.device)
+    tensor = checks.same_device("x", checks.floating("x", value), parameter.device)
     if tensor.ndim != len(lead) + 1 or tensor.shape[-1] != width:
         raise ValueError(
-            f"{name}: got shape {tuple(tensor.shape)}, expected ({', '.join(lead)}, {width})."
+            f"x: got shape {tuple(tensor.shape)}, expected ({', '.join(lead)}, {width})."
         )
     if tensor.dtype != parameter.dtype and checks.autocast_dtype(tensor.device) is None:
         raise TypeError(
-            f"{name}: got dtype {tensor.dtype}, expected {parameter.dtype} as the parameters; "
+            f"x: got dtype {tensor.dtype}, expected {parameter.dtype} as the parameters; "
             "convert one of them with .to(...) or use torch.autocast."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from .. import _checks as checks
 from ..cells import Cell
-from ..cells.entry import entered
+from ..cells.entry import entered, in_order, spelled
 from ..solvers import NewtonConfig, Solution, decode
 from ..solvers.api import solve_layer
 from ..solvers.methods import ASKED
@@ -93,11 +94,7 @@ class ParaRNN(nn.Module):
         if not cells or not all(isinstance(c, nn.Module) for c in cells):
             raise TypeError(f"cell: got {cell!r}, expected a cell, or a non-empty list of cells.")
         for c in cells:
-            if not hasattr(c, "step") or not hasattr(c, "state_shape"):
-                raise TypeError(
-                    f"cell: got {type(c).__name__}, expected a Cell or a module with a method "
-                    "step(h, x) and an attribute state_shape."
-                )
+            as_recurrence(c, torch.empty(0))  # or an error that says what a cell is
         if len(cells) > 1 and num_layers not in (1, len(cells)):
             raise ValueError(
                 f"num_layers: got {num_layers} for a list of {len(cells)} cells; leave it out."
@@ -188,15 +185,9 @@ class ParaRNN(nn.Module):
                 "features."
             )
         single = x.ndim == 2
-        if single:
-            x = x.unsqueeze(0)
-            h0 = None if h0 is None else h0.unsqueeze(1)
-            resets, dt = (None if v is None else v.unsqueeze(0) for v in (resets, dt))
-            if isinstance(lengths, Tensor) and lengths.ndim == 0:
-                lengths = lengths.unsqueeze(0)
-        elif not self.batch_first:
-            x = x.transpose(0, 1)
-            resets, dt = (None if v is None else v.transpose(0, 1) for v in (resets, dt))
+        if single and isinstance(lengths, Tensor) and lengths.ndim == 0:
+            lengths = lengths.unsqueeze(0)
+        x, h0, resets, dt = self.batched(x, h0, resets, dt)
         if lengths is None:
             output, h_n = self._run(x, h0, resets, dt)
         else:
@@ -204,6 +195,17 @@ class ParaRNN(nn.Module):
         if single:
             return output.squeeze(0), self._states(h_n.squeeze(1))
         return (output if self.batch_first else output.transpose(0, 1)), self._states(h_n)
+
+    def batched(
+        self, x: Tensor, h0: Any = None, resets: Any = None, dt: Any = None
+    ) -> tuple[Tensor, Any, Any, Any]:
+        """Arguments of :meth:`forward` as those of a batch, ``(B, T, …)``."""
+        if x.ndim == 2:
+            h0 = None if h0 is None else h0.unsqueeze(1)
+            x, resets, dt = (None if v is None else v.unsqueeze(0) for v in (x, resets, dt))
+        elif not self.batch_first:
+            x, resets, dt = (None if v is None else v.transpose(0, 1) for v in (x, resets, dt))
+        return x, h0, resets, dt
 
     def _padded(
         self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Any, lengths: Tensor
@@ -264,33 +266,40 @@ class ParaRNN(nn.Module):
         packed = PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
         return packed, self._states(h_n)
 
+    @spelled(state="h")
     def step(
         self,
         x: Tensor,
-        state: Tensor | None = None,
+        h: Tensor | None = None,
         *,
         dt: Tensor | None = None,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One step, for streaming: ``x (B, d_in)``, ``state (num_layers, B, *state_shape)``, and
-        ``dt (B,)`` if there are cells with a time gap.
+        """One step, for streaming: ``x (B, d_in)``, ``h (num_layers, B, *state_shape)``, also by
+        ``state``, and ``dt (B,)`` if there are cells with a time gap.
+
+        A layer takes its input first, as in ``forward(x, h0)``; a cell's ``step(h, x)`` is the
+        recurrence and takes the state first. ``step(x=…, h=…)`` is right for both, and the other
+        order is a ``TypeError``.
 
         Returns the output ``(B, hidden_size)`` and the new state. Running a sequence step by step
         gives what :meth:`forward` gives for the whole. Without gradients, the new state can be
-        written to ``out``, of the shape and dtype of ``state``, which it may be: the output is then a
+        written to ``out``, of the shape and dtype of ``h``, which it may be: the output is then a
         copy, which the next step does not overwrite. On a CUDA device a step is the projections and
         one kernel a layer (see :func:`~pararnn.decode`).
         """
-        self._check_state("state", state)
+        numbers = self.num_layers * math.prod(self._cells()[0].state_shape)
+        in_order("step", x, h, self.input_size, numbers)
+        self._check_state("h", h)
         self._check_state("out", out)
         gaps = self._gaps(dt)
         following = []
         for i, cell in enumerate(self._cells()):
-            h = self._start(cell, x) if state is None else state[i]
+            state = self._start(cell, x) if h is None else h[i]
             run = _Step(cell, None if out is None else out[i])
             given = {} if gaps[i] is None else {"dt": gaps[i]}
-            x, h = entered(cell, run, x, h, **given)
-            following.append(h)
+            x, state = entered(cell, run, x, state, **given)
+            following.append(state)
             if i + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if out is not None:  # whose memory the next step may use

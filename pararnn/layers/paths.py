@@ -90,10 +90,7 @@ def explain(
         cells = list(module.cells)
         config = config or module.config
         method = method or module.solver
-        if x.ndim == 2:
-            x = x.unsqueeze(0)
-        elif not module.batch_first:
-            x = x.transpose(0, 1)
+        x, *_ = module.batched(x)
     elif isinstance(module, MinGRUStack):
         cells = [block.mixer for block in module.blocks.children()]
     elif isinstance(module, MinGRUBlock):

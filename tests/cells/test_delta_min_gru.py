@@ -276,15 +276,15 @@ def test_a_divisor_is_not_needed_where_rows_are_given():
 def test_wrong_states(shape):
     layer = build()
     x = inputs(layer)[0]
-    with pytest.raises(ValueError, match=r"h_0: got shape .* expected \(2, 1, 16\)"):
+    with pytest.raises(ValueError, match=r"h0: got shape .* expected \(2, 1, 16\)"):
         layer(x, torch.zeros(shape, dtype=WIDE))
-    with pytest.raises(ValueError, match="h_prev: got shape"):
+    with pytest.raises(ValueError, match="h: got shape"):
         layer.stream(x[:, 0], torch.zeros(shape, dtype=WIDE))
 
 
 def test_gaps_with_and_without_a_decay():
     x, gaps, _ = inputs(build(decay="fixed"))
-    with pytest.raises(ValueError, match="delta_t: got none"):
+    with pytest.raises(ValueError, match="dt: got none"):
         build(decay="fixed")(x)
     with pytest.raises(ValueError, match="without decay"):
         build()(x, None, gaps)

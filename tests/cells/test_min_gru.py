@@ -95,7 +95,7 @@ def test_states_below_zero_are_errors(cls, bad):
     layer = cls(3, 5)
     x, h = torch.randn(2, 4, 3), torch.ones(2, 1, 5)
     h[1, 0, 4] = bad
-    with pytest.raises(ValueError, match="h_0: got a negative entry or a NaN"):
+    with pytest.raises(ValueError, match="h0: got a negative entry or a NaN"):
         layer(x, h)
     for call in (
         lambda: solve(layer, x, h0=h[:, 0]),
@@ -108,7 +108,7 @@ def test_states_below_zero_are_errors(cls, bad):
         y, _ = layer.stream(x[:, 0], h)
         assert y.isnan().nonzero().tolist() == [[1, 4]]
         return
-    with pytest.raises(ValueError, match="h_prev: got a negative entry"):
+    with pytest.raises(ValueError, match="h: got a negative entry"):
         layer.stream(x[:, 0], h)
     with pytest.raises(ValueError, match="h: got a negative entry"):
         layer.step(h[:, 0], x[:, 0])

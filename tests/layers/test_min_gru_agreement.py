@@ -29,7 +29,7 @@ def test_every_mixer_of_a_stack_is_checked():
     assert stack.training
 
 
-@pytest.mark.filterwarnings("ignore:delta_t")
+@pytest.mark.filterwarnings("ignore:dt")
 def test_time_gaps_reach_the_mixers():
     x, gaps = inputs()
     stack = MinGRUStack(5, 8, 2, mixer="signed", mixer_kwargs=DECAY, decay_layers="last")

@@ -201,15 +201,15 @@ def test_time_gaps_of_another_shape_are_refused(mixer, decay):
     step = stack.step(x[:, 0], delta_t=gaps[:, 0])[0]
     torch.testing.assert_close(stack.step(x[:, 0], delta_t=gaps[:, :1])[0], step)
     for bad in (gaps[:1], gaps[:, :1], gaps[0], gaps.T, gaps[..., None, None], gaps.mean()):
-        with pytest.raises(ValueError, match="delta_t: got shape"):
+        with pytest.raises(ValueError, match="dt: got shape"):
             stack(x, delta_t=bad)
     for bad in (gaps, gaps[:1, 0], gaps[:, 0].mean(), gaps[0]):
-        with pytest.raises(ValueError, match="delta_t: got shape"):
+        with pytest.raises(ValueError, match="dt: got shape"):
             stack.step(x[:, 0], delta_t=bad)
-    with pytest.raises(TypeError, match="delta_t"):
+    with pytest.raises(TypeError, match="dt"):
         stack(x, delta_t=gaps.long())
     for call, data in ((stack, x), (stack.step, x[:, 0])):
-        with pytest.raises(ValueError, match="delta_t: got none"):
+        with pytest.raises(ValueError, match="dt: got none"):
             call(data)
 
 

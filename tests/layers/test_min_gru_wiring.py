@@ -36,7 +36,8 @@ class Fading(nn.Module):
         h = fade * h + self.w(x)
         return 3 * h, h
 
-    def forward(self, x, h=None, dt=None, *, return_state=False):
+    def forward(self, x, h=None, dt=None, *, resets=None, return_state=False):
+        assert resets is None
         h = self.init_state(len(x)) if h is None else h.reshape(len(x), -1)
         out = torch.empty_like(x)
         for t in range(x.shape[1]):
@@ -385,13 +386,13 @@ def test_inputs_that_do_not_fit():
             with pytest.raises(ValueError, match=rf"x: got shape .*, expected \(B, T, {width}\)"):
                 call(torch.zeros(wrong))
         for wrong in ((3, 2, width), (3, 7), (width,)):
-            with pytest.raises(ValueError, match=rf"x_t: got shape .*, expected \(B, {width}\)"):
+            with pytest.raises(ValueError, match=rf"x: got shape .*, expected \(B, {width}\)"):
                 call.step(torch.zeros(wrong))
         with pytest.raises(TypeError, match="floating-point"):
             call(torch.zeros(1, 1, width, dtype=torch.int64))
         with pytest.raises(TypeError, match=r"x: got dtype torch.float64, expected torch.float32"):
             call(torch.zeros(1, 1, width, dtype=torch.float64))
-        with pytest.raises(ValueError, match="x_t: got device meta, expected cpu"):
+        with pytest.raises(ValueError, match="x: got device meta, expected cpu"):
             call.step(torch.zeros(1, width, device="meta"))
 
 

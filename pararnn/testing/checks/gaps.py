@@ -94,7 +94,7 @@ def no_time(ctx: Context, cell: nn.Module, h: Tensor, x: Tensor) -> None:
     ctx.require(
         subject in LIMITS or subject not in pararnn.cell_names(),
         f"got no limit of {subject}, expected its step when no time has passed, as the card says; "
-        "put it into LIMITS of conformance/reference.py",
+        "put it into LIMITS of pararnn/testing/equations.py",
     )
     if subject in LIMITS:
         drives = cell.split(cell.drives(x[..., :-1]))

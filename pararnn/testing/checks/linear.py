@@ -243,8 +243,8 @@ def decay(ctx: Context) -> None:
             layer(ctx, ctx.cell(**changes))
     without = ctx.cell(decay=None, decay_rate=None, log1p_delta=False)
     x, gaps = ctx.normal(2, 4, without.d_in).to(ctx.device), torch.rand(2, 4).double()
-    refused(ctx, "delta_t without a decay", lambda: without(x, None, gaps.to(ctx.device)))
-    refused(ctx, "a decay without delta_t", lambda: ctx.cell(decay="fixed")(x))
+    refused(ctx, "dt without a decay", lambda: without(x, None, gaps.to(ctx.device)))
+    refused(ctx, "a decay without dt", lambda: ctx.cell(decay="fixed")(x))
 
 
 def fading(ctx: Context, cell: nn.Module, log: bool) -> None:
@@ -277,7 +277,7 @@ def layer(ctx: Context, cell: nn.Module) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = [cell(x, None, bad.requires_grad_()) for _ in range(2)][1]
-    said = sum(issubclass(w.category, UserWarning) and "delta_t" in str(w.message) for w in caught)
+    said = sum(issubclass(w.category, UserWarning) and "dt: got" in str(w.message) for w in caught)
     expected = int(ctx.device.type == "cpu")
     ctx.require(said == expected, f"bad gaps, twice: got {said} warnings, expected {expected}")
     ctx.same_bits("bad gaps − what they count as", found.detach(), cell(x, None, good).detach())
