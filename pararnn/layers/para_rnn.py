@@ -187,11 +187,11 @@ class ParaRNN(nn.Module):
         single = x.ndim == 2
         if single and isinstance(lengths, Tensor) and lengths.ndim == 0:
             lengths = lengths.unsqueeze(0)
-        x, h0, resets, dt = self.batched(x, h0, resets, dt)
+        x, h0, resets, gaps = self.batched(x, h0, resets, dt)
         if lengths is None:
-            output, h_n = self._run(x, h0, resets, dt)
+            output, h_n = self._run(x, h0, resets, gaps)
         else:
-            output, h_n = self._padded(x, h0, resets, dt, lengths)
+            output, h_n = self._padded(x, h0, resets, gaps, lengths)
         if single:
             return output.squeeze(0), self._states(h_n.squeeze(1))
         return (output if self.batch_first else output.transpose(0, 1)), self._states(h_n)
@@ -202,9 +202,11 @@ class ParaRNN(nn.Module):
         """Arguments of :meth:`forward` as those of a batch, ``(B, T, …)``."""
         if x.ndim == 2:
             h0 = None if h0 is None else h0.unsqueeze(1)
-            x, resets, dt = (None if v is None else v.unsqueeze(0) for v in (x, resets, dt))
+            x = x.unsqueeze(0)
+            resets, dt = (None if v is None else v.unsqueeze(0) for v in (resets, dt))
         elif not self.batch_first:
-            x, resets, dt = (None if v is None else v.transpose(0, 1) for v in (x, resets, dt))
+            x = x.transpose(0, 1)
+            resets, dt = (None if v is None else v.transpose(0, 1) for v in (resets, dt))
         return x, h0, resets, dt
 
     def _padded(
