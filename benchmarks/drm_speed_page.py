@@ -101,11 +101,11 @@ def rollout_table(found: Found) -> str:
                 *problem(row), by(row["shape"]), f"{row['norm']:.1f}", str(window),
                 str(one["corrections"]), str(one["looped"]), ms(loop), ms(median(one, "time")),
                 f"{loop / median(one, 'time'):.1f}", small(one["error"]),
-                small(one["error_bound"]),
+                small(one["error_estimate"]),
             ])  # fmt: skip
     head = ["Variant", "weights", "dt", "B×T", "largest norm", "window", "corrections",
             "windows in the loop", "loop", "parallel", "times as fast", "error",
-            "bound"]  # fmt: skip
+            "estimated"]  # fmt: skip
     return table("The recurrence, solved in parallel", head, lines, left=4)
 
 

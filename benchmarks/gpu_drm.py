@@ -36,7 +36,7 @@ Results: `<out>/<date>-h200-drm.json` (the name has the device), with
                     from the recurrence, over the recurrence's movement
     rollout         rows: variant, weights, dt, shape: loop (time); largest norm of a state, mean
                     norm of a step; for each window corrections, looped windows, time, error against
-                    the loop, error_estimate, error_bound
+                    the loop, remainder, error_estimate
     gradient        rows: variant, weights, dt, shape: loop, parallel (times of forward and
                     backward), corrections of both passes, largest difference of gradients
     compile         rows: variant: seconds of the first call, time, tokens a second, difference

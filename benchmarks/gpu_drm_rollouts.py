@@ -103,23 +103,23 @@ class Rollouts(DRMSession):
             for window in [8] if self.smoke else WINDOWS:
 
                 @torch.no_grad()
-                def sweep(certify: bool = False, window: int = window) -> Any:
+                def sweep(estimate: bool = False, window: int = window) -> Any:
                     return drm.sweep_states(
                         dynamics, z, e, s, window=window, max_corrections=window // 2,
-                        certify=certify,
+                        estimate=estimate,
                     )  # fmt: skip
 
-                found = sweep(certify=True)
+                found = sweep(estimate=True)
                 row["windows"][window] = {
                     "corrections": sum(found.corrections),
                     "looped": sum(found.looped),
                     "time": self.clock.pair(sweep),
                     "error": float((found.states - want).abs().max()),
+                    "remainder": found.remainder,
                     "error_estimate": found.error_estimate,
-                    "error_bound": found.error_bound,
                 }
             said = {w: (v["corrections"], v["looped"], v["time"]["median"], v["error"],
-                        v["error_bound"]) for w, v in row["windows"].items()}  # fmt: skip
+                        v["error_estimate"]) for w, v in row["windows"].items()}  # fmt: skip
             say(
                 f"rollout {variant} {weights} dt={dt}: loop {row['loop']['median']}, windows {said}"
             )

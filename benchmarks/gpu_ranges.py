@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pararnn import NewtonConfig, ParaGRU, SignedMinGRU, solve, verify_agreement
 from pararnn.kernels.support import launcher
-from pararnn.scan import linear_scan, matrix_scan, reference
+from pararnn.scan import delta_scan, linear_scan, matrix_scan, reference
 from pararnn.solvers.methods import fused
 
 # Orders of magnitude of the start, and of what every chunk multiplies it by; and of what its first
@@ -184,6 +184,45 @@ def ordinary(chunk: int, width: int, device: str) -> Results:
         yield {"check": what, "good": same and repairs == 0, "repairs": repairs, "back": same}
 
 
+OVERFLOWS = ({"v": 3.2e38}, {"k": 1e25}, {"beta": 3e38}, {"gamma": 1e20}, {"k": 1e30, "v": 1e30})
+
+
+def delta_resets(chunk: int, width: int, device: str) -> Results:
+    """No bit after a reset differs for an overflow before it, in the delta rule; and nothing crosses."""
+    for micro, overflow in itertools.product((1, 3), OVERFLOWS):
+        steps, rows = 2 * chunk, min(width, 64)
+        shape, reset = (2, steps, micro, 2), steps // 2 + 3
+        k = drawn(9, *shape, rows)
+        clean = {
+            "q": drawn(10, 2, steps, 2, rows),
+            "k": k / k.norm(dim=-1, keepdim=True),
+            "v": drawn(11, *shape, rows),
+            "beta": drawn(12, *shape).sigmoid(),
+            "h0": drawn(13, 2, 2, rows, rows),
+            "gamma": drawn(14, 2, steps, 2).sigmoid(),
+        }
+        spoiled = {name: x.clone() for name, x in clean.items()}
+        for name, number in overflow.items():
+            spoiled[name][1, reset - 5 : reset - 2] = number
+        resets = torch.zeros(2, steps, dtype=torch.bool, device=device)
+        resets[1, reset] = True
+        found = []
+        for values in (clean, spoiled):
+            leaves = {n: x.to(device).requires_grad_() for n, x in values.items()}
+            y, end = delta_scan(**leaves, resets=resets, chunk_size=chunk, backend="fused")
+            seen = [y[0], y[1, reset:], end]
+            grads = torch.autograd.grad(sum(x.sin().sum() for x in seen), list(leaves.values()))
+            found.append([*seen, y[1, : reset - 5], *grads])
+        good = all(map(torch.equal, *found))
+        crossed = max(float(g[1, :reset].abs().max()) for g in (*found[1][4:8], found[1][9]))
+        what = f"delta rule of {micro}, {' and '.join(overflow)} before a reset"
+        yield {"check": what, "good": good and crossed == 0, "crossed": crossed}
+    want = reference.delta(**{n: x.double() for n, x in clean.items()}, resets=resets.cpu())[0]
+    got = y.detach().cpu().double()[1, reset:]
+    error = float((got - want[1, reset:]).abs().max() / want.abs().max())
+    yield {"check": "delta rule after a reset", "good": error < 1e-4, "error": error}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
@@ -191,7 +230,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=96)
     args = parser.parse_args()
     good = True
-    for check in (ranges, alternating, not_finite, verdict, ordinary):
+    for check in (ranges, alternating, not_finite, verdict, ordinary, delta_resets):
         for result in check(args.chunk, args.width, args.device):
             good = good and bool(result["good"])
             print(json.dumps(result), flush=True)

@@ -263,7 +263,8 @@ CLAUSES: tuple[Clause, ...] = (
         "separate sequences, those after a reset with `h0` = 0, and no gradient crosses (exactly "
         "zero). A reset selects and multiplies nothing by zero: a NaN, an infinity or a state that "
         "overflowed before it changes no bit after it, and what comes before has gradients of "
-        "exactly zero there, too. (In the plain loop, `method='sequential'`, gradients are "
+        "exactly zero there, too; so in `delta_scan`, on the CPU and in its kernels, where chunks hold "
+        "steps before and after a reset. (In the plain loop, `method='sequential'`, gradients are "
         "autograd's.)",
         "as C6; gradients across: exactly 0; after bad numbers: exact (bitwise)",
         "As for C6.",
@@ -522,13 +523,14 @@ CLAUSES: tuple[Clause, ...] = (
         "J_NO_NATURALIZATION and J_NO_METRIC give the same logits, and after the same training the "
         "same parameters; the unused metric is left as it was. So the parts draw their first "
         "parameters independently of each other. In every variant a parameter is frozen if and only "
-        "if no logits depend on it, so processes that train together wait for no gradient that never "
-        "comes.",
+        "if no logits of its configuration depend on it; what a call does not use (the first state where "
+        "one is given, the metric in step 0 of a warm-up) has a gradient of zeros. So processes that train "
+        "together wait for no gradient that never comes.",
         "exact (bitwise)",
         "",
         "Four steps of AdamW with weight decay; notes and published semantics, blocks and the "
         "recurrent path; float64, float32 and bfloat16 autocast. Gradients of every variant on every "
-        "path that it has, after the step that begins the warm-up.",
+        "path that it has, in the step that begins the warm-up, from a given state, and in the step after.",
         DRM,
     ),
     Clause(
@@ -586,8 +588,8 @@ CLAUSES: tuple[Clause, ...] = (
         "drm-terms",
         "A term of weight zero is not there",
         "A loss term with weight 0 is not evaluated: a NaN in it reaches neither the loss nor a "
-        "gradient, and parameters that only it would use have no gradient at all, so that weight "
-        "decay leaves them alone. The total is the weighted sum of the other terms.",
+        "gradient, and a metric that only it would use has no gradient at all, so that weight "
+        "decay leaves it alone. The total is the weighted sum of the other terms.",
         "exact (bitwise); total 1e-13",
         "",
         "A recorded geometry of NaN beside the cross entropy.",
@@ -630,7 +632,10 @@ CLAUSES: tuple[Clause, ...] = (
         "lose their digits, and not finite where these are not. So are the cotangents of its backward "
         "pass, beside the loop's; and the outputs and the final state "
         "of an eager `delta_scan` on the CPU, up to roundoffs of the terms of its states. An eager scan on "
-        "another device makes no check and promises none of this.",
+        "another device makes no check and promises none of this. Nor do the kernels of `delta_scan`, "
+        "whose products inside a chunk may leave the range where no state does: these reach up to the "
+        "next reset (C18) and, in a call with resets, no earlier output; in a call without, what "
+        "overflows may make earlier outputs of its chunk NaN.",
         "\\(8\\,n\\,k\\,u\\,\\sigma_t\\) at the end of a chunk of \\(n\\) steps, with "
         "\\(\\sigma_t = |A_t| \\sigma_{t-1} + |b_t| + \\epsilon\\), blocks of \\(k\\) rows and "
         "the least normal number \\(\\epsilon\\); within a chunk the loop itself",

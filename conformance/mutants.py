@@ -840,6 +840,9 @@ def drm_mutants() -> Iterator[Mutant]:
     yield Mutant("nothing frozen", "what no logits depend on waits for gradients", DRM,
                  ("drm-ablation",),
                  patch=replaced(drm.DRM, "_unused", lambda self: []))  # fmt: skip
+    yield Mutant("no path to what is idle", "a first state in a call from a given one", DRM,
+                 ("drm-ablation",),
+                 patch=replaced(drm.DRM, "_idle", lambda self, given, strength: []))  # fmt: skip
     yield Mutant("loose sweeps", "states taken as settled too early", DRM, ("drm-paths",),
                  patch=replaced(pararnn.drm.sweeps, "TOLERANCE", {torch.float64: 1e-5}))  # fmt: skip
     yield Mutant("squares that overflow", "a long state is bounded to 0", DRM, ("drm-paths",),

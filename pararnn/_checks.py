@@ -229,12 +229,15 @@ def differentiated(*values: Tensor | None) -> bool:
     return any(level.key() != vmap for level in levels) or _has_tangent(values)
 
 
+def forward_mode() -> bool:
+    """Whether this runs inside a level of forward-mode derivatives."""
+    return forward_ad._current_level >= 0
+
+
 def _has_tangent(values: Iterable[Tensor | None]) -> bool:
-    if (
-        forward_ad._current_level < 0
-    ):  # outside of all dual levels, where this is asked at every step
-        return False
-    return any(v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values)
+    return forward_mode() and any(
+        v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values
+    )
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

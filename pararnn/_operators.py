@@ -24,13 +24,17 @@ PLAIN = frozenset({Tensor, nn.Parameter, type(None)})
 
 def watched(tensors: Iterable[Tensor | None]) -> bool:
     """Whether a compiler, a mode, a transform or a tensor's own class looks into a call."""
-    return (
+    if (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
-        or any(type(t) not in PLAIN or (t is not None and t.is_meta) for t in tensors)
-    )
+    ):
+        return True
+    for t in tensors:  # noqa: SIM110 (no generator: this is asked at every call)
+        if type(t) not in PLAIN or (t is not None and t.is_meta):
+            return True
+    return False
 
 
 class Operator:
@@ -41,7 +45,7 @@ class Operator:
     schema
         As ``torch.library`` takes it, without the namespace.
     forward
-        What it does, for tensors that nothing watches. It returns new tensors.
+        What it does, where nothing is recorded. It returns new tensors.
     fake
         Empty results of the same shapes.
     keys
@@ -76,7 +80,7 @@ class Operator:
         self.name = f"pararnn::{short}"
         LIBRARY.define(schema)
         for key in keys:
-            LIBRARY.impl(short, forward if unread is None else self._unreported, key)
+            LIBRARY.impl(short, self._run, key)
         torch.library.register_fake(self.name, fake, lib=LIBRARY)
         self.overload = getattr(torch.ops.pararnn, short).default
         if gradients is not None:
@@ -149,11 +153,15 @@ class Operator:
 
     # How torch.library calls these.
 
-    def _unreported(self, *arguments: Any) -> tuple[Any, ...]:
-        *results, report = self.forward(*arguments)
+    def _run(self, *arguments: Any) -> Any:
+        with torch.no_grad():
+            results = self.forward(*arguments)
+        if self.unread is None:
+            return results
+        *results, report = results
         reader = getattr(_reader, "reports", None)
         if reader is None:
-            self.unread(arguments, report)  # type: ignore[misc]
+            self.unread(arguments, report)
         else:
             reader.append(report)
         return tuple(results)

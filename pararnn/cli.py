@@ -8,23 +8,21 @@ a verification fails, and 2 if the command cannot be carried out.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from . import _clients
+from .commands import Problem, device, nearest, positive, progress, seed
 
 if TYPE_CHECKING:
     from torch import nn
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-
-
-class Problem(Exception):
-    """Something that the user can put right; the message is one sentence that says how."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,9 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pararnn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    command = commands.add_parser(
-        "list", help="the cells of this version, and the parts of the DRM"
-    )
+    command = commands.add_parser("list", help="the cells of this version, and the parts of models")
     command.set_defaults(run=_list)
 
     command = commands.add_parser("show", help="the card of a cell or part")
@@ -77,57 +73,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--device", default="cpu", help="e.g. cuda (default: cpu)")
     command.add_argument("--dtype", default="float32", choices=DTYPES)
-    command.add_argument("--length", type=_positive, default=512, help="steps (default: 512)")
-    command.add_argument("--batch", type=_positive, default=4, help="sequences (default: 4)")
-    command.add_argument("--width", type=_positive, help="width of a registered cell's state axes")
-    command.add_argument("--seed", type=_seed, default=0)
+    command.add_argument("--length", type=positive, default=512, help="steps (default: 512)")
+    command.add_argument("--batch", type=positive, default=4, help="sequences (default: 4)")
+    command.add_argument("--width", type=positive, help="width of a registered cell's state axes")
+    command.add_argument("--seed", type=seed, default=0)
     command.set_defaults(run=_verify)
 
-    command = commands.add_parser(
-        "probe", help="train a small model on a probe task and measure it",
-        description="Trains a small model on a probe task and measures it on longer sequences. "
-        "Without a model, or without a task, it lists them.",
-    )  # fmt: skip
-    command.add_argument("task", metavar="TASK", nargs="?", help="e.g. parity")
-    command.add_argument("model", metavar="MODEL", nargs="?", help="e.g. signed")
-    command.add_argument("--layers", type=_positive, help="default: 1, or as the model names")
-    command.add_argument("--seed", type=_seed, nargs="+", default=[0], help="one run a seed")
-    command.add_argument("--steps", type=_positive, help="most training steps")
-    command.add_argument(
-        "--select", choices=("early", "best"),
-        help="weights to keep: those that first reach the goal, or the best on longer sequences",
-    )  # fmt: skip
-    command.add_argument("--device", default="cpu", help="e.g. cuda (default: cpu)")
-    command.add_argument("--json", action="store_true", help="one JSON object a run")
-    command.add_argument(
-        "--record", metavar="FOLDER",
-        help="keep checks and states there; after a stop, the same command goes on",
-    )  # fmt: skip
-    command.set_defaults(run=_probe)
+    for client in _clients.modules("command"):
+        client.register(commands)
 
     command = commands.add_parser("catalog", help="build the cell catalog and serve it")
     command.add_argument("--port", type=int, default=8000, help="0 takes any free port")
     command.add_argument("--once", action="store_true", help="only build")
     command.set_defaults(run=_catalog)
     return parser
-
-
-def _positive(text: str) -> int:
-    return _integer(text, 1, None, "a positive integer")
-
-
-def _seed(text: str) -> int:
-    return _integer(text, 0, 2**32 - 1, "an integer from 0 to 4294967295")
-
-
-def _integer(text: str, least: int, most: int | None, wanted: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least or (most is not None and value > most):
-        raise argparse.ArgumentTypeError(f"got {text}, expected {wanted}")
-    return value
 
 
 # -- commands ----------------------------------------------------------------------------------
@@ -172,72 +131,30 @@ def _verify(options: argparse.Namespace) -> int:
 
     from . import layers
 
-    device, dtype = _device(options.device), getattr(torch, options.dtype)
+    where, dtype = device(options.device), getattr(torch, options.dtype)
     passed = True
     for name in names:
         torch.manual_seed(options.seed)
-        module = _module(name, options.width).to(device=device, dtype=dtype)
+        module = _module(name, options.width).to(device=where, dtype=dtype)
         width = _input_width(module, name)
-        x = torch.randn(options.batch, options.length, width, dtype=dtype, device=device)
+        x = torch.randn(options.batch, options.length, width, dtype=dtype, device=where)
         dt = None
         if layers.takes_gaps(module):
-            dt = 2 * torch.rand(options.batch, options.length, dtype=dtype, device=device)
+            dt = 2 * torch.rand(options.batch, options.length, dtype=dtype, device=where)
         shape = f"{options.batch} × {options.length} × {width}"
-        _progress(f"{name}: inputs {shape}, {options.dtype}, {device}: parallel, then the loop")
+        progress(f"{name}: inputs {shape}, {options.dtype}, {where}: parallel, then the loop")
         try:
             report = layers.verify_agreement(module, x, dt=dt)
         except (TypeError, ValueError) as error:
             raise Problem(f"{name}: {error}") from None
         print(report)
         passed &= report.passed
-    _progress(
+    progress(
         "The whole contract, from a clone: pytest conformance "
         + " ".join(f"--cell '{name}'" for name in names)
-        + (f" --device {device.type}" if device.type != "cpu" else "")
+        + (f" --device {where.type}" if where.type != "cpu" else "")
     )
     return 0 if passed else 1
-
-
-def _probe(options: argparse.Namespace) -> int:
-    import dataclasses
-    import json
-
-    from . import tasks
-
-    if options.task is None or options.model is None:
-        print("tasks: ", ", ".join(tasks.TASKS), "\nmodels:", ", ".join(tasks.MODELS))
-        return 0
-    changes = {"steps": options.steps, "select": options.select}
-    changes = {key: value for key, value in changes.items() if value is not None}
-    protocol = tasks.PROTOCOLS.get(options.task, tasks.WORDS)
-    device = _device(options.device)
-    for seed in options.seed:
-        try:
-            result = tasks.probe(
-                options.task,
-                options.model,
-                seed=seed,
-                n_layers=options.layers,
-                protocol=dataclasses.replace(protocol, **changes),
-                device=device,
-                watch=lambda c: _progress(f"step {c.step}: loss {c.loss:.4f}, score {c.score:.4f}"),
-                record=options.record,
-            )
-        except KeyboardInterrupt:
-            kept = (
-                "the same command goes on" if options.record else "nothing is kept without --record"
-            )
-            _progress(f"no result of seed {seed}: {kept}")
-            raise
-        except ValueError as error:
-            meant = "".join(
-                _meant(name, known)
-                for name, known in ((options.task, tasks.TASKS), (options.model, tasks.MODELS))
-                if name not in known
-            )
-            raise Problem(f"{error}{meant}") from None
-        print(json.dumps(result.to_dict()) if options.json else result, flush=True)
-    return 0
 
 
 def _catalog(options: argparse.Namespace) -> int:
@@ -255,7 +172,7 @@ def _catalog(options: argparse.Namespace) -> int:
             f"mkdocs is not installed in this environment; run 'make catalog' in {root}, which "
             "sets up its own."
         )
-    _progress("building the catalog (a quarter of a minute)")
+    progress("building the catalog (a quarter of a minute)")
     command = [sys.executable, str(builder), "--port", str(options.port)]
     return subprocess.run([*command, *(["--once"] if options.once else [])], cwd=root).returncode
 
@@ -277,26 +194,20 @@ def _registered(name: str, parts: Sequence[str] = ()) -> str:
     try:
         get_cell(name)
     except KeyError:
-        if find_part(name):
+        part = find_part(name)
+        if part:
+            check = f" From a clone, '{part.checked_by}' checks it." if part.checked_by else ""
             raise Problem(
-                f"got {name!r}, a part of the DRM, expected a cell. From a clone, 'pytest "
-                "conformance --cell DRM' checks the DRM."
+                f"got {name!r}, a part of the {part.family}, expected a cell.{check}"
             ) from None
         bare = [known.partition("[")[0] for known in cell_names()]
         expected = ", ".join([*cell_names(), *parts])
         raise Problem(
             f"got {'name' if parts else 'cell'} {name!r}, expected one of {expected}, or "
             f"module:factory for a cell of your own."
-            f"{_meant(name, [*cell_names(), *bare, *parts])}"
+            f"{nearest(name, [*cell_names(), *bare, *parts])}"
         ) from None
     return name
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    """A question that names what is nearest to a name, if anything is."""
-    by_letters = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(name.lower(), by_letters, n=1)
-    return f" Did you mean {by_letters[near[0]]!r}?" if near else ""
 
 
 def _imported(text: str) -> object:
@@ -375,21 +286,6 @@ def _input_width(module: nn.Module, text: str) -> int:
         f"{text}: the module says neither d_in nor input_size, so its input is unknown; call "
         "pararnn.verify_agreement(module, x) with an input of yours."
     )
-
-
-def _device(name: str):  # type: ignore[no-untyped-def]
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise Problem(f"--device {name}: {str(error).splitlines()[0]}") from None
-    return device
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

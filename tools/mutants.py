@@ -52,12 +52,17 @@ GUARDS = {
     "kernels": (),
 }  # fmt: skip
 TEST_NAMES = {
-    "api": "solution", "config": "config", "implicit": "derivatives", "fused": "scans",
+    "api": "solution", "config": "config", "adjoint": "derivatives", "fused": "scans",
     "walk": "kernels", "walk_back": "kernels", "reduce": "kernels", "tuples": "kernels",
     "launch": "kernels", "memory": "kernels", "body": "source", "programs": "source",
     "plan": "source", "backends": "programs", "forward": "programs", "backward": "programs",
     "tangent": "programs", "factorization": "programs", "python": "programs", "triton": "programs",
     "torch_backend": "programs", "enclosure": "certificate_rounding", "chunks": "affine",
+    "problem": "solution", "operator": "operators", "spec_recurrence": "programs",
+    "module_recurrence": "modules", "shooting": "engine", "sequential": "solution",
+    "newton": "solution", "scan": "linear", "results": "solution", "method": "solution",
+    "scans": "linear", "walkers": "engine", "repair": "ranges", "cuts": "delta_resets",
+    "builder": "authoring", "program": "programs", "complements": "complements",
 }  # fmt: skip
 """The word in the name of the test file, for modules whose tests are called otherwise."""
 COPIED = ("pararnn", "tests", "conformance", "tools", "benchmarks", "conftest.py", "pyproject.toml")

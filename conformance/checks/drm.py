@@ -79,7 +79,7 @@ def ablation(ctx: Context) -> None:
 
 
 def frozen(ctx: Context, name: str) -> None:
-    """What is frozen has no gradient, and the rest has one."""
+    """What is frozen has no gradient, and the rest has one; zeros where a call does not use it."""
     for published in (False, True):
         for path in ("block", "recurrent", "parallel"):
             config = configuration(name, published)
@@ -89,14 +89,21 @@ def frozen(ctx: Context, name: str) -> None:
                 config = config.changed(path=path)
             with ctx.explained(f"{label(name, published)}, {path}"):
                 made, text = drm.DRM(config).to(ctx.device), tokens(ctx, 2, 6)
-                drm.cross_entropy(made(text[:, :-1], step=1).logits, text[:, 1:]).backward()
-                for what, p in made.named_parameters():
-                    ctx.require(
-                        p.requires_grad == (p.grad is not None),
-                        f"{what}: got requires_grad={p.requires_grad} and "
-                        f"{'no' if p.grad is None else 'a'} gradient, expected a gradient if and only "
-                        "if it is not frozen",
-                    )
+                given = made.initial_state(2).detach()
+                for step, state in ((0, given), (1, None)):
+                    made.zero_grad()
+                    out = made(text[:, :-1], state, step=step)
+                    drm.cross_entropy(out.logits, text[:, 1:]).backward()
+                    for what, p in made.named_parameters():
+                        ctx.require(
+                            p.requires_grad == (p.grad is not None),
+                            f"{what}, step {step}: got requires_grad={p.requires_grad} and "
+                            f"{'no' if p.grad is None else 'a'} gradient, expected a gradient if and "
+                            "only if it is not frozen",
+                        )
+                        if state is not None and what == "initializer.z0":
+                            idle = p.grad is not None and not bool(p.grad.any())
+                            ctx.require(idle, "z0: got a gradient from a call with a given state")
 
 
 def same_after_training(ctx: Context, dtype: torch.dtype, *configs: drm.DRMConfig) -> None:
@@ -154,7 +161,7 @@ def gradients_of(ctx: Context, made: drm.DRM, text: Tensor, poison: bool) -> dic
         spoilt = {
             f.name: getattr(trace, f.name) * float("nan")
             for f in dataclasses.fields(trace)
-            if f.name != "steps" and getattr(trace, f.name) is not None
+            if f.name != "steps" and isinstance(getattr(trace, f.name), Tensor)
         }
         output = dataclasses.replace(output, recorded=dataclasses.replace(trace, **spoilt))
     loss = drm.drm_loss(output, text[:, 1:], made.config, drm.LossWeights()).total

@@ -17,10 +17,11 @@ ROWS = 24
 
 @checks("task-answers")
 def answers(ctx: Context) -> None:
-    for task in (*tasks.TASKS.values(), mqar.TASK):
+    text = tasks.Task("MQAR-text", mqar.recall_sequences, mqar.VOCABULARY, mqar.VOCABULARY, 0.0)
+    for task in (*tasks.TASKS.values(), text):
         protocol = tasks.PROTOCOLS.get(task.name, tasks.WORDS)
         settings = [(e.length, e.options) for e in (protocol.check, *protocol.final)]
-        if task is mqar.TASK:
+        if task is text:
             settings = [(4, {}), (39, {}), (159, {})]
         for length, options in settings if ctx.exhaustive else settings[:3]:
             with ctx.explained(f"{task.name}, length {length} {dict(options)}"):
@@ -35,11 +36,12 @@ def answers(ctx: Context) -> None:
         ctx.require(not both, f"{name}: got seeds {both} that choose weights and judge them")
 
 
-def read(ctx: Context, name: str, seen: tasks.Batch) -> None:
+def read(ctx: Context, name: str, seen: tasks.Batch | mqar.Recall) -> None:
     """All answers are those of every oracle."""
     asked = torch.ones_like(seen.x, dtype=torch.bool) if seen.asked is None else seen.asked
     wanted = [row[a].tolist() for row, a in zip(seen.y, asked, strict=True)]
-    gaps = [None] * len(seen.x) if seen.dt is None else seen.dt.tolist()
+    dt = getattr(seen, "dt", None)
+    gaps = [None] * len(seen.x) if dt is None else dt.tolist()
     for oracle in ORACLES.get(name, ()):
         rows = zip(seen.x.tolist(), gaps, asked.tolist(), strict=True)
         said = [oracle(*row) for row in rows]

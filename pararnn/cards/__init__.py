@@ -2,8 +2,8 @@
 
 ``card(cell)`` gives the data, ``card_text(cell)`` the card for a terminal, ``card_markdown(cell)``
 the card as one Markdown page. All three take a registered name, a cell, a cell class or a Spec, so
-they serve a user's own cell as well. The parts of :mod:`pararnn.drm`, which are no cells, have
-cards of the same kind. ``write_fragments(directory)`` writes the pieces that the pages of this
+they serve a user's own cell as well. Parts of models, which are no cells, have cards of the same kind;
+models register them with :func:`pararnn.cells.register_parts`. ``write_fragments(directory)`` writes the pieces that the pages of this
 library include.
 """
 

@@ -6,37 +6,54 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..cells.facts import Source
+from ..cells.parts import Table
 from ..cells.registry import CELLS
-from ..drm import CONTROLS, VARIANTS
-from ..drm.cards import PARTS
-from .drm_variants import variants
 from .markdown import labelled, parts_of
-from .model import Card, Row, card
-from .typeset import escape, formula
+from .model import Card, Row, card, parts
+from .typeset import escape, formula, prose, table
 
 
 def cards() -> list[Card]:
     """Cards of all registered cells and of the parts of models, one a page, in catalog order."""
-    slugs = [*(entry.slug for entry in CELLS.values()), *(part.slug for part in PARTS)]
+    slugs = [*(entry.slug for entry in CELLS.values()), *(part.slug for part in parts())]
     return [card(slug) for slug in dict.fromkeys(slugs)]
 
 
 def write_fragments(directory: Path) -> None:
-    """Write a file ``<slug>.md`` for every card, ``catalog.md``, and ``drm_variants.md``.
+    """Write a file ``<slug>.md`` for every card, its tables among its sections, and ``catalog.md``.
 
     A page includes the sections of its card's file one by one, between its own text.
+
+    Raises
+    ------
+    ValueError
+        If a table of a part has the name of a section that its card has anyway.
     """
     every = cards()
-    files = {c.slug: sections({n: part(c) for n, part in parts_of(c).items()}) for c in every}
+    files = {c.slug: sections(_sections_of(c)) for c in every}
     files["catalog"] = catalog(every)
-    files["drm_variants"] = sections(
-        {
-            "variants": variants(VARIANTS, "Variants of the DRM"),
-            "controls": variants(CONTROLS, "Controls of the DRM that were not published"),
-        }
-    )
     for name, text in files.items():
         (directory / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def _sections_of(c: Card) -> dict[str, str]:
+    found = {name: part(c) for name, part in parts_of(c).items()}
+    for name, given in c.part.tables if c.part else ():
+        if name in found:
+            raise ValueError(
+                f"{c.title}: got a table {name!r}, expected another name than those of the card's "
+                f"sections, {', '.join(found)}; rename it."
+            )
+        found[name] = _table(given)
+    return found
+
+
+def _table(given: Table) -> str:
+    rows = [
+        [prose(text) if i in given.prose else text for i, text in enumerate(row)]
+        for row in given.rows
+    ]
+    return table(list(given.header), rows, given.caption)
 
 
 def sections(parts: Mapping[str, str]) -> str:

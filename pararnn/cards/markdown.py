@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import quote
 
-from ..drm.cards import Switch
+from ..cells import Switch
 from .clauses import anchor, is_test, label
 from .costs import PATHS, SCAN
 from .model import Card, NumberedEquation, Variant, card

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from ..cells import Cell, CellEntry, get_cell
+from .. import _clients
+from ..cells import Cell, CellEntry, Formula, Part, get_cell, registered_parts
 from ..cells.facts import Deviation, Facts, Source, Symbol
 from ..cells.registry import CELLS
-from ..drm.cards import PARTS, Formula, Part
 from ..spec import Equation, Spec
 from ..spec.declarations import Elementwise
 from .costs import Cost, JacobianClass, axis_symbol, costs, jacobian_class
@@ -160,7 +160,7 @@ def card(subject: str | Cell | type[nn.Module] | nn.Module | Spec) -> Card:
     ----------
     subject
         A registered name (``"ParaGRU"`` has all its variants, ``"ParaGRU[head]"`` one), a cell, a
-        class with a ``spec``, a Spec, or a module of :mod:`pararnn.drm`, by name or itself.
+        class with a ``spec``, a Spec, or a part of a model, by name or its module.
 
     Raises
     ------
@@ -191,14 +191,21 @@ def card(subject: str | Cell | type[nn.Module] | nn.Module | Spec) -> Card:
     return _card(title, facts, [(title, "", facts.fidelity if facts else (), spec)])
 
 
+def parts() -> tuple[Part, ...]:
+    """Parts of models that have cards, those of all clients, in catalog order."""
+    for _ in _clients.modules("cards"):
+        pass  # each registers its own
+    return registered_parts()
+
+
 def part_names() -> tuple[str, ...]:
     """Names of the parts of models that have cards, in catalog order."""
-    return tuple(part.name for part in PARTS)
+    return tuple(part.name for part in parts())
 
 
 def find_part(subject: object) -> Part | None:
     """The part with this name, or whose module this is."""
-    for part in PARTS:
+    for part in parts():
         names = {part.name, part.slug, *(m.__name__ for m in part.modules)}
         if subject in names if isinstance(subject, str) else subject in part.modules:
             return part

@@ -27,8 +27,9 @@ def card_text(subject: object, width: int = 80) -> str:
             places += [f"arXiv:{s.arxiv}"] if s.arxiv else []
             where = ", ".join([s.authors, s.title, *places])
             writer.item("-", f"{where}. Here: {s.equations}.")
-    writer.heading("Symbols and shapes")
-    writer.table([[plain(s.latex), s.shape, s.meaning] for s in c.symbols])
+    if c.symbols:
+        writer.heading("Symbols and shapes")
+        writer.table([[plain(s.latex), s.shape, s.meaning] for s in c.symbols])
     writer.heading("Equations")
     for option, lines in c.groups:
         writer.option(option)

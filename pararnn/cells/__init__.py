@@ -16,6 +16,16 @@ from .para_lstm import ParaLSTM
 from .para_m2rnn import ParaM2RNN, m2rnn_gates
 from .para_nlru import ParaNLRU
 from .para_slstm import ParaSLSTM
+from .parts import (
+    Formula,
+    Part,
+    Switch,
+    Table,
+    read_part,
+    read_switches,
+    register_parts,
+    registered_parts,
+)
 from .registry import CellEntry, cell_names, get_cell
 from .rotation_min_gru import RotationMinGRU
 from .signed_min_gru import SignedMinGRU
@@ -26,6 +36,7 @@ __all__ = [
     "DeltaMinGRU",
     "Deviation",
     "Facts",
+    "Formula",
     "GivensMinGRU",
     "MinGRU",
     "MinLSTM",
@@ -36,11 +47,18 @@ __all__ = [
     "ParaM2RNN",
     "ParaNLRU",
     "ParaSLSTM",
+    "Part",
     "RotationMinGRU",
     "SignedMinGRU",
     "Source",
+    "Switch",
     "Symbol",
+    "Table",
     "cell_names",
     "get_cell",
     "m2rnn_gates",
+    "read_part",
+    "read_switches",
+    "register_parts",
+    "registered_parts",
 ]

@@ -125,6 +125,9 @@ class Cell(nn.Module):
         self.d_h = self.hidden_size = self._output_width()
         self.jac_structure = self.spec.jac_structure
         register(self.spec)
+        self._recurrent = [m.name for m in self.spec.map_list] + [
+            p.name for p in self.spec.param_list
+        ]
         self.drive_width, self.has_bias = self.spec.packed_width(self.sizes), bias
         self._like = torch.empty(0, device=device, dtype=dtype)
         self.in_proj = nn.Linear(self.d_in, self.drive_width, bias=bias, device=device, dtype=dtype)
@@ -211,8 +214,7 @@ class Cell(nn.Module):
         """
         if self._forward_pre_hooks:
             computed_weights(self)
-        names = [m.name for m in self.spec.map_list] + [p.name for p in self.spec.param_list]
-        return tuple(getattr(self, name) for name in names)
+        return tuple([getattr(self, name) for name in self._recurrent])
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments that rebuild this cell (device and dtype apart)."""
@@ -266,7 +268,7 @@ class Cell(nn.Module):
     # -- computing -----------------------------------------------------------------------------
 
     @property
-    def _parameter(self) -> Tensor:
+    def like(self) -> Tensor:
         """A tensor with the dtype and on the device of the parameters: the first floating-point one
         of the input projection, or of the cell. What the projection is, is its own affair: wrapped,
         parametrized or quantized, it may have none."""
@@ -280,12 +282,12 @@ class Cell(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the parameters live."""
-        return self._parameter.device
+        return self.like.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the parameters."""
-        return self._parameter.dtype
+        return self.like.dtype
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -295,7 +297,7 @@ class Cell(nn.Module):
     @property
     def output_dtype(self) -> torch.dtype:
         """Dtype of what a layer passes on: that of the parameters, or of autocast."""
-        like = self._parameter
+        like = self.like
         return checks.autocast_dtype(like.device) or like.dtype
 
     def init_state(self, *batch: int) -> Tensor:
@@ -322,7 +324,7 @@ class Cell(nn.Module):
         ValueError
             If the width or the device is wrong.
         """
-        like = self._parameter
+        like = self.like
         checks.trailing("x", checks.floating("x", x), (self.d_in,))
         checks.same_device("x", x, like.device)
         if x.dtype != like.dtype and checks.autocast_dtype(x.device) is None:
@@ -432,7 +434,7 @@ class Cell(nn.Module):
         """Drives and time gaps of one step, after all checks of :meth:`step`."""
         if (x is None) == (drives is None):
             raise TypeError("step: got both or neither of x and drives, expected exactly one.")
-        like = self._parameter
+        like = self.like
         order = "the order, step(h, x), and the width that the module was built with"
         checks.trailing("h", checks.floating("h", h), self.state_shape, fix=order)
         checks.same_device("h", h, like.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks as checks
+from .._operators import watched
 from .cell import Cell
 
 
@@ -22,7 +23,21 @@ def project_entries(weight: Tensor, bound: float | None) -> Tensor:
         return weight
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return weight.clamp(-bound, bound)
-    return weight.clamp(-bound, bound).detach() + (weight - weight.detach())
+    if watched((weight,)):  # what transforms and compilers see through
+        return weight.clamp(-bound, bound).detach() + (weight - weight.detach())
+    return Projected.apply(weight, bound)
+
+
+class Projected(torch.autograd.Function):
+    """The same as one node."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bound: float) -> Tensor:
+        return weight.clamp(-bound, bound)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
 
 
 def limit_spectral_norm(weight: Tensor, bound: float | None) -> Tensor:
@@ -60,7 +75,7 @@ class BoundedCell(Cell):
         bound, maps = self.max_recurrent_norm, self.spec.map_list
         if bound is None:
             return weights
-        if all(m.structure == "diagonal" for m in maps):  # one operation for all of them
+        if self.spec.channelwise:  # one operation for all of them
             bounded = project_entries(torch.stack(weights[: len(maps)]), bound).unbind(0)
         else:
             bounded = tuple(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..scan import prefix_sum
+from pararnn.scan import prefix_sum
+
 from .bound import bound_state
 from .dynamics import DRMDynamics, Geometry
 from .rollout import Rollout, joined

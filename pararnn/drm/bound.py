@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 def bound_state(z: Tensor, radius: float | None) -> Tensor:

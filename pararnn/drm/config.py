@@ -131,7 +131,7 @@ class DRMConfig:
     geometry_interval, truncation
         Recurrent path: flow steps between two evaluations of the geometry; tokens after which the
         graph is cut while training, 0 for never.
-    parallel_window, parallel_corrections, parallel_tolerance, parallel_certify
+    parallel_window, parallel_corrections, parallel_tolerance, parallel_estimate
         Parallel path: tokens of a window, 0 for the whole sequence; corrections after which a
         window is left to the loop; estimated error to end at, 0 for that of the dtype; whether to
         estimate the error from above as well, growth included (see :func:`sweep_states`).
@@ -211,7 +211,7 @@ class DRMConfig:
     parallel_window: int = 64
     parallel_corrections: int = 16
     parallel_tolerance: float = 0.0
-    parallel_certify: bool = False
+    parallel_estimate: bool = False
     geometry_interval: int = 1
     truncation: int = 0
     bound_increments: bool = False
@@ -302,9 +302,9 @@ class DRMConfig:
                 "gate_top_k_renormalize: got True with gate_top_k=0, which keeps all gates; give a "
                 "gate_top_k, or set it to False."
             )
-        if self.parallel_certify and self.path != "parallel":
+        if self.parallel_estimate and self.path != "parallel":
             raise ValueError(
-                f"parallel_certify: got True with path={self.path!r}, whose error is not estimated; "
+                f"parallel_estimate: got True with path={self.path!r}, whose error is not estimated; "
                 "use path='parallel', or set it to False."
             )
         self._fits_path()

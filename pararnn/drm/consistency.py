@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .dynamics import DRMDynamics
 
 

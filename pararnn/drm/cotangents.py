@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .iteration import Plan, Report, sweep
 from .steps import Slopes, Steps
 

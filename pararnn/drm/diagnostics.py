@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jvp, vmap
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 def _spectrum(name: str, eigenvalues: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def fisher_energy(emit: Callable[[Tensor], Tensor], z: Tensor, v: Tensor) -> Ten
         If states and velocities are not floating-point tensors of one shape.
     """
     checks.floating("fisher_energy: z", z)
-    checks.trailing("fisher_energy: v", checks.floating("fisher_energy: v", v), tuple(z.shape), 0)
+    checks.shaped("fisher_energy: v", v, tuple(z.shape), 0)
     logits, change = jvp(emit, (z,), (v,))[:2]
     p = logits.softmax(-1)
     centred = change - (p * change).sum(-1, keepdim=True)

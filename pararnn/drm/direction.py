@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .networks import rows, trunk
 
 BASIS_SPREAD = 0.02
@@ -124,9 +125,7 @@ class DirectionField(nn.Module):
         TypeError, ValueError
             If ``z`` is not a floating-point tensor of this width.
         """
-        checks.trailing(
-            "DirectionField: z", checks.floating("DirectionField: z", z), (self.d_state,)
-        )
+        checks.shaped("DirectionField: z", z, (self.d_state,))
         g = self.trunk(z)
         vectors = self.heads(g).unflatten(-1, (self.n_directions, -1))
         if self.basis is not None:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .bound import length, power
 from .config import DRMConfig
 
@@ -85,7 +86,7 @@ class LanguageEmitter(nn.Module):
             If ``z`` is not a floating-point tensor of this width.
         """
         name = "LanguageEmitter: z"
-        checks.trailing(name, checks.floating(name, z), (self.d_state,))
+        checks.shaped(name, z, (self.d_state,))
         if not self.bounded:
             z = _within(z)
         logits: Tensor = self.head(self.body(self.norm(z)))

@@ -12,14 +12,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .block import block_states
 from .config import DRMConfig
 from .dynamics import Geometry
+from .graph import ended, mapped, tensors
 from .memory import SelectiveMemory
 from .model import DRM, Before, DRMState
 from .parallel import parallel_rollout
@@ -55,6 +58,10 @@ class Stream:
     memory: Tensor | None
     geometry: Geometry | None
 
+    def detach(self) -> Stream:
+        """The same stream without a graph, to train on a long text with an update a piece."""
+        return mapped(self, Tensor.detach)
+
 
 def start_stream(model: DRM, batch: int) -> Stream:
     """The empty text."""
@@ -81,7 +88,7 @@ def read(model: DRM, tokens: Tensor, stream: Stream | None = None) -> tuple[Tens
     logits
         ``(B, T, vocab_size)``.
     stream
-        After these tokens. The one given stays valid.
+        After these tokens. The one given stays valid. It keeps its graph, as a :class:`DRMState` does.
 
     Raises
     ------
@@ -167,7 +174,9 @@ def _within(model: DRM, tokens: Tensor, stream: Stream) -> tuple[Tensor, Stream]
     else:
         reached = stream.reached + base.increments.sum(1, dtype=stream.reached.dtype)
         after = Stream(length, stream.start, reached, before, memory, geometry)
-    return model.emitter(states), after
+    first, *rest = ended((states, *tensors(after)), (), model.weights(()))
+    through = cast(Iterator[Tensor], iter(rest))
+    return model.emitter(cast(Tensor, first)), mapped(after, lambda x: next(through))
 
 
 def _base(model: DRM, e: Tensor, stream: Stream, strength: float) -> Rollout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .. import _checks as checks
+from pararnn import checks
 
 SPREAD = 0.02
 

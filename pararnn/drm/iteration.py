@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .steps import Slopes, Steps, shifted
+from .networks import shifted
+from .steps import Slopes, Steps
 
 SLOWEST = 0.9  # rate at which corrections are taken to shrink, where they shrink no faster
 

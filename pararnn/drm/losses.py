@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .bound import length
 from .config import DRMConfig
 from .consistency import Blocks
@@ -231,8 +232,9 @@ def drm_loss(
     ------
     TypeError, ValueError
         As :func:`cross_entropy`; if an argument is of another type; and if a term is asked for that
-        the model has nothing for, or one that reads the trace with ``flow_steps`` above 1, as a trace
-        keeps one velocity and one geometry a token.
+        the model has nothing for; one that reads the trace with ``flow_steps`` above 1, as a trace
+        keeps one velocity and one geometry a token; or, while gradients are recorded, one that trains nothing:
+        it depends on no trained parameter, or on a metric alone that is frozen and unused.
     """
     if not isinstance(config, DRMConfig):
         raise TypeError(
@@ -261,8 +263,26 @@ def drm_loss(
                     "weight to 0, or flow_steps=1 with a smaller dt."
                 )
             terms[name] = _TERMS[name](output, config, weights)
+            if terms["ce"].requires_grad:
+                _trains(name, terms[name], output, config)
             total = total + weight * terms[name]
     return Loss(total, terms)
+
+
+def _trains(name: str, term: Tensor, output: Rollout, config: DRMConfig) -> None:
+    """Refuse a term that nothing of the model gets a gradient from, or only states that an unused metric
+    would push about."""
+    if name in _OF_METRIC and output.trace.metric_frozen and not config.naturalization_strength:
+        raise ValueError(
+            f"drm_loss: {name}: got a weight with naturalization_strength=0, where the metric is frozen and nothing "
+            "uses it, so that the term would train states to suit an untrained metric; set the weight to 0, or "
+            "train the metric for it: model.dynamics.metric.requires_grad_(True)."
+        )
+    if not term.requires_grad:
+        raise ValueError(
+            f"drm_loss: {name}: got a weight for a term that depends on no trained parameter, expected one that can "
+            "be trained; set the weight to 0, or unfreeze the part that the term measures."
+        )
 
 
 def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
@@ -283,9 +303,7 @@ def block_consistency(base: Tensor, exact: Tensor) -> Tensor:
     """
     checks.floating("block_consistency: base", base)
     name = "block_consistency: exact"
-    checks.trailing(
-        name, checks.floating(name, exact), tuple(base.shape), 0, "that both have this shape"
-    )
+    checks.shaped(name, exact, tuple(base.shape), 0, "that both have this shape")
     if base.numel() == 0:
         raise ValueError("block_consistency: got no states, expected at least one.")
     gap = (base - exact.detach()).to(checks.state_dtype(base.dtype))
@@ -432,6 +450,9 @@ _TERMS = {
     "risk": _risk,
     "block_consistency": _block_consistency,
 }
+
+_OF_METRIC = ("metric_reg", "metric_diversity", "factor_floor", "factor_target", "condition")
+"""Terms that look at the metric alone."""
 
 _OF_STATES = ("recurrence", "stability")
 """Terms that look at states and logits alone."""

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
-from ..scan import linear_scan
+from pararnn import checks
+from pararnn.scan import linear_scan
+
 from .config import DRMConfig
+from .networks import shifted
 
 
 class SelectiveMemory(nn.Module):
@@ -47,7 +49,7 @@ class SelectiveMemory(nn.Module):
 
         Arguments are those of :meth:`forward`.
         """
-        previous = torch.cat([start.unsqueeze(1), states], 1)[:, : states.shape[1]]
+        previous = shifted(start, states)
         h = F.silu(self.in_proj(torch.cat([previous, tokens], -1)))
         f, w, c = self.forget(h), self.write(h), self.candidate(h)
         with checks.full_precision(states.device):
@@ -96,7 +98,7 @@ class SelectiveMemory(nn.Module):
             ("tokens", tokens, (batch, length, self.d_token)),
             ("memory", memory, (batch, self.d_state)),
         ):
-            checks.trailing(f"{name}: {what}", checks.floating(f"{name}: {what}", value), shape, 0)
+            checks.shaped(f"{name}: {what}", value, shape, 0)
         return self.scan(*self.maps(states, start, tokens), memory)
 
     def scan(self, f: Tensor, u: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .bound import fits_dtype
 from .networks import rows, trunk
 
@@ -170,7 +171,7 @@ class RelationalMetric(nn.Module):
             ``eps``.
         """
         name = "RelationalMetric: z"
-        checks.trailing(name, checks.floating(name, z), (self.d_state,))
+        checks.shaped(name, z, (self.d_state,))
         g = self.trunk(z)
         diagonal = F.softplus(self.diagonal_head(g))
         diagonal = diagonal + fits_dtype("metric_eps", self.eps, diagonal.dtype)

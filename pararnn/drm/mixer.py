@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
+from .networks import shifted
 
 
 class CausalLocalMixer(nn.Module):
@@ -113,9 +115,7 @@ class CausalLocalMixer(nn.Module):
             If a shape or dtype does not fit; nothing is broadcast.
         """
         name = type(self).__name__
-        checks.trailing(
-            f"{name}: states", checks.floating(f"{name}: states", states), (self.d_state,), 2
-        )
+        checks.shaped(f"{name}: states", states, (self.d_state,), 2)
         batch, length = states.shape[:2]
         for what, value, shape in (
             ("start", start, (batch, self.d_state)),
@@ -125,8 +125,8 @@ class CausalLocalMixer(nn.Module):
             ("risk", risk, (batch, length)),
         ):
             if value is not None:
-                checks.trailing(f"{name}: {what}", checks.floating(what, value), shape, 0)
-        previous = torch.cat([start.unsqueeze(1), states], 1)[:, :length]
+                checks.shaped(f"{name}: {what}", value, shape, 0)
+        previous = shifted(start, states)
         absent = states.new_zeros(batch, length)
         scalars = torch.stack([absent if s is None else s for s in (mass, risk)], -1)
         features = [states, states - previous, increments, e, scalars.to(states.dtype)]

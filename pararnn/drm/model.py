@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .block import block_states, blockwise_states
 from .bound import bound_state
 from .config import DRMConfig
 from .consistency import Blocks
 from .dynamics import DRMDynamics
 from .emitter import LanguageEmitter
+from .graph import ended, mapped
 from .initial import DRMStateInitializer, TokenEmbedding
 from .memory import SelectiveMemory
 from .mixer import CausalLocalMixer
+from .networks import shifted
 from .parallel import parallel_rollout
 from .recurrent import recurrent_states
 from .refinement import DRMRefinementLayer
@@ -34,8 +38,9 @@ _STATE = "that the state has a row for each row of tokens, and is of a model of 
 class DRMState:
     """Where a sequence can be taken up, at the end of a block.
 
-    A state keeps the graph that it comes from. To train on a long text with an update a piece, go on from
-    :meth:`detached`: a second backward pass through the graph of an earlier update is PyTorch's error.
+    A state keeps the graph that it comes from, so that the losses of several pieces can have one backward pass.
+    To train on a long text with an update a piece (truncated backpropagation through time), go on from
+    :meth:`detach`; without it the second update is an error that says so.
 
     Attributes
     ----------
@@ -48,9 +53,9 @@ class DRMState:
     z: Tensor
     memory: Tensor | None = None
 
-    def detached(self) -> DRMState:
+    def detach(self) -> DRMState:
         """The same state without a graph."""
-        return DRMState(self.z.detach(), None if self.memory is None else self.memory.detach())
+        return mapped(self, Tensor.detach)
 
 
 @dataclass(frozen=True)
@@ -121,14 +126,13 @@ class DRMOutput:
 class DRM(nn.Module):
     """The geometric state-space language model of the notes.
 
-    Parts that a configuration has but does not use are frozen (``requires_grad`` is False), so that
-    ``DistributedDataParallel`` waits for no gradient of theirs: a risk that is ``'disabled'``, the metric where
-    ``naturalization_strength`` is 0, and corrections that do not act on the path. ``torch.autograd.grad`` takes
-    no frozen parameters. Losses may look at such a
-    metric, but they train it only after ``model.dynamics.metric.requires_grad_(True)``. Three things get a
-    gradient in some steps only, and need ``find_unused_parameters=True`` there: the metric in step 0 of a warm-up
-    (or begin with step 1), the learned first state where a state is given, and a risk that is ``'enabled'`` where
-    neither a mixer nor a loss looks at it.
+    It trains under a plain ``DistributedDataParallel``: each parameter is frozen, or gets a gradient in every
+    backward pass of the logits. Frozen (``requires_grad`` is False) is what a configuration has but never uses:
+    a risk that is ``'disabled'``, the metric where ``naturalization_strength`` is 0, and corrections that do not act on
+    the path. ``torch.autograd.grad`` takes no frozen parameters. What is used in some calls only gets a
+    gradient of zeros in the others, on which weight decay acts as on any: the metric where the strength of
+    naturalization is 0 (step 0 of a warm-up, or a metric that is trained for losses alone), the learned first
+    state where a state is given, and a risk that no mixer looks at.
 
     Parameters
     ----------
@@ -200,6 +204,23 @@ class DRM(nn.Module):
             parts += [self.mixer, self.residual, self.memory, self.refinement]
         return [part for part in parts if part is not None]
 
+    def _idle(self, given: bool, strength: float) -> list[nn.Parameter]:
+        """Parameters that the logits of a call do not depend on, though those of others do."""
+        config = self.config
+        parts: list[nn.Module | None] = [self.initializer] if given else []
+        if not strength:
+            parts += [m.metric for m in self.modules() if isinstance(m, DRMDynamics)]
+        if self.mixer is None or not config.corrected:
+            parts.append(self.dynamics.risk)
+        return [p for part in parts if part is not None for p in part.parameters()]
+
+    def weights(self, idle: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Matrices between tokens and states, without the idle ones."""
+        parts = (self.dynamics, self.mixer, self.residual, self.memory, self.refinement)
+        known = (p for part in parts if part is not None for p in part.parameters())
+        left = {id(p) for p in idle}
+        return [p for p in known if p.ndim > 1 and id(p) not in left]
+
     @property
     def carries_memory(self) -> bool:
         """Whether the memory is one recurrence over all blocks."""
@@ -240,20 +261,27 @@ class DRM(nn.Module):
             If tokens or state do not fit, or a model in training has a warm-up and is given no
             step.
         """
-        e = self.embedding(tokens)
+        config, e, given = self.config, self.embedding(tokens), state is not None
         state = self._checked(state, e)
         strength = self.strength(step)
-        if self.config.path == "block" and self.config.block_carry == "final":
-            sweeps = None
-            base, states, after = self._block_by_block(state, e, strength, trace)
+        final, sweeps = config.path == "block" and config.block_carry == "final", None
+        if final:
+            base, states, memory = self._block_by_block(state, e, strength, trace)
         else:
             base, sweeps = self._base(state.z, e, strength, trace)
             states, memory = self._corrected(base, state, e, strength)
-            after = DRMState(base.states[:, -1] if e.shape[1] else state.z, memory)
-        out = DRMOutput(self.emitter(states), states, base.states, after, sweeps=sweeps)
+        idle = self._idle(given, strength)
+        values = ended((base.states, states, memory), idle, self.weights(idle))
+        base_states, states = cast(Tensor, values[0]), cast(Tensor, values[1])
+        last = (states if final else base_states)[:, -1] if e.shape[1] else state.z
+        after = DRMState(last, values[2])
+        out = DRMOutput(self.emitter(states), states, base_states, after, sweeps=sweeps)
         if not trace:
             return out
-        return replace(out, recorded=trace_of(base), blocks=self._blocks(state.z, out, e, strength))
+        metric = self.dynamics.metric
+        frozen = metric is not None and not any(p.requires_grad for p in metric.parameters())
+        recorded = replace(trace_of(base), metric_frozen=frozen)
+        return replace(out, recorded=recorded, blocks=self._blocks(state.z, out, e, strength))
 
     def _blocks(self, z: Tensor, out: DRMOutput, e: Tensor, strength: float) -> Blocks | None:
         """Blocks that approximate a recurrence, if there are any."""
@@ -262,7 +290,7 @@ class DRM(nn.Module):
             return None
         length = min(config.block_length or e.shape[1], e.shape[1]) or 1
         carried = out.states if config.block_carry == "final" else out.base
-        start = torch.cat([z.unsqueeze(1), carried], 1)[:, : e.shape[1] : length]
+        start = shifted(z, carried)[:, ::length]
         return Blocks(self.dynamics, start, out.base, e, strength, length)
 
     def _base(
@@ -278,9 +306,8 @@ class DRM(nn.Module):
 
     def _block_by_block(
         self, state: DRMState, e: Tensor, strength: float, measure: bool
-    ) -> tuple[Rollout, Tensor, DRMState]:
-        """Base states, corrected states and the last of them, where a block starts from corrected
-        ones."""
+    ) -> tuple[Rollout, Tensor, Tensor | None]:
+        """Base states, corrected states and the memory, where a block starts from corrected states."""
         rollouts, states = [], []
         for piece in e.split(self.config.block_length or max(1, e.shape[1]), 1):
             base = block_states(self.dynamics, state.z, piece, strength, measure=measure)
@@ -288,7 +315,7 @@ class DRM(nn.Module):
             state = DRMState(final[:, -1] if piece.shape[1] else state.z, memory)
             rollouts.append(base)
             states.append(final)
-        return joined(rollouts), torch.cat(states, 1), state
+        return joined(rollouts), torch.cat(states, 1), state.memory
 
     def _corrected(
         self, base: Rollout, state: DRMState, e: Tensor, strength: float
@@ -310,7 +337,7 @@ class DRM(nn.Module):
         def together(x: Tensor) -> Tensor:
             return x.reshape(batch, count * block, *x.shape[2:])[:, :length]
 
-        start = torch.cat([state.z.unsqueeze(1), base.states], 1)[:, :length:block].flatten(0, 1)
+        start = shifted(state.z, base.states)[:, ::block].flatten(0, 1)
 
         def remembered(memory: SelectiveMemory, f: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             if state.memory is None:
@@ -391,7 +418,7 @@ class DRM(nn.Module):
                 "of this model, or initial_state(batch)."
             )
         shape = (e.shape[0], self.config.d_state)
-        checks.trailing("state.z", checks.floating("state.z", state.z), shape, 0, _STATE)
+        checks.shaped("state.z", state.z, shape, 0, _STATE)
         if (state.memory is not None) != self.carries_memory:
             raise ValueError(
                 f"state.memory: got {'a tensor' if state.memory is not None else 'None'}, expected "
@@ -399,9 +426,7 @@ class DRM(nn.Module):
                 "this model, or initial_state(batch)."
             )
         if state.memory is not None:
-            checks.trailing(
-                "state.memory", checks.floating("state.memory", state.memory), shape, 0, _STATE
-            )
+            checks.shaped("state.memory", state.memory, shape, 0, _STATE)
         own = self.initializer.z0.dtype
         for name, value, dtype in (
             ("z", state.z, own),

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
-from .. import _checks as checks
-from ..tasks.task import Batch, Task
+from pararnn import checks
+
 from .model import DRM
 
 MARK = 1
@@ -46,8 +47,28 @@ SIZES: Mapping[str, Any] = MappingProxyType(
 width, so the controls are not matched in parameters here."""
 
 
-def recall_sequences(generator: Generator, batch: int, length: int = 39) -> Batch:
-    """Inputs ``(B, 39)``, the tokens after them, and where a queried key is asked for its value.
+class Recall(NamedTuple):
+    """Inputs ``(B, T)``, the tokens after them, and the positions where one is asked for, bool."""
+
+    x: Tensor
+    y: Tensor
+    asked: Tensor
+
+    def to(self, device: torch.device) -> Recall:
+        """The same on a device."""
+        return Recall(*(v.to(device) for v in self))
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Mean cross entropy of logits ``(B, T, 128)`` where tokens are asked for."""
+        return F.cross_entropy(logits[self.asked], self.y[self.asked])
+
+    def right(self, logits: Tensor) -> Tensor:
+        """Whether the likeliest token is right, of every position that is asked, flat: 1 or 0."""
+        return (logits.argmax(-1) == self.y)[self.asked].double()
+
+
+def recall_sequences(generator: Generator, batch: int, length: int = 39) -> Recall:
+    """Sequences, and where a queried key is asked for its value.
 
     Parameters
     ----------
@@ -77,10 +98,7 @@ def recall_sequences(generator: Generator, batch: int, length: int = 39) -> Batc
     text = torch.cat([shown.flatten(1), torch.cat([mark, again], -1).flatten(1)], 1)
     asked = torch.zeros(batch, 5 * pairs - 1, dtype=torch.bool)
     asked[:, 2 * pairs + 1 :: 3] = True
-    return Batch(text[:, :-1], text[:, 1:], asked=asked)
-
-
-TASK = Task("MQAR-text", recall_sequences, VOCABULARY, VOCABULARY, chance=1 / VALUES)
+    return Recall(text[:, :-1], text[:, 1:], asked)
 
 
 @dataclass(frozen=True)
@@ -145,7 +163,7 @@ def recall_probe(
     model.train()
     for step in range(steps):
         drawn = recall_sequences(generator, batch).to(device)
-        loss = TASK.loss(ask(drawn.x, step), drawn)
+        loss = drawn.loss(ask(drawn.x, step))
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -162,8 +180,8 @@ def recall_probe(
         for _ in range(tests):
             drawn = recall_sequences(generator, batch).to(device)
             logits = ask(drawn.x, None)
-            losses.append(TASK.loss(logits, drawn))
-            right.append(TASK.right(logits, drawn))
+            losses.append(drawn.loss(logits))
+            right.append(drawn.right(logits))
     return RecallResult(
         float(torch.stack(losses).mean()),
         float(torch.cat(right).mean()),

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .direction import Directions
 from .metric import Metric
 from .networks import rows
@@ -27,9 +28,9 @@ def solve_metric(
 
     The inner r×r matrix has eigenvalues ≥ 1 and is factored by Cholesky once for all m vectors of a
     state. For v near the span of a large U the result is a small difference of large terms; its
-    relative error is about the rounding unit times the condition number. Where eigenvalues of the inner
-    matrix are further apart than numbers of float64 are (states of 3e16 in models as they are drawn: there
-    :math:`U` and a part of :math:`D` are as large), it has no factor and the result is NaN.
+    relative error is about the rounding unit times the condition number. Where the inner matrix has no
+    factor (see :func:`cholesky`), the result is NaN: in models as they are drawn, at states above 1e11 with as many
+    columns as coordinates, and with fewer than half as many at none that float64 has the squares of.
 
     Parameters
     ----------
@@ -112,9 +113,12 @@ def naturalize_in_span(
         ``(..., m, n)``.
     damping
         \(\lambda\), taken as at least 1e-6: \(VGV^\top\) is singular where directions repeat. In
-        float64 that suffices. In float32 it does not: there directions that nearly repeat lose about
-        \(10^{-7}\lVert VGV^\top\rVert/\lambda\) of the result, and more of its gradient, or it is
-        NaN where no factor exists.
+        float64 that suffices: for ``'subspace'`` with fewer columns of U than directions, and D large in as
+        many coordinates as there are directions, at all states (the large term of low rank is kept apart);
+        else at states up to 1e15 in models as they are drawn; above, the result is NaN where no factor
+        exists (see :func:`cholesky`). In float32 it does not: there directions that nearly repeat lose
+        about \(10^{-7}\lVert VGV^\top\rVert/\lambda\) of the result, and more of its gradient, or it
+        is NaN where no factor exists.
 
     Returns
     -------
@@ -136,14 +140,19 @@ def naturalize_in_span(
     if strength == 0:
         return raw
     with checks.full_precision(raw.device):
-        vectors = directions.vectors.to(dtype)
-        gram = Metric(metric.diagonal.to(dtype), metric.factor.to(dtype)).coupling(vectors)
+        vectors, factor = directions.vectors.to(dtype), metric.factor.to(dtype)
+        # Fewer columns than directions: they are a term of low rank, whatever their size.
+        apart = form == "subspace" and factor.shape[-1] < vectors.shape[-2]
+        of_u = factor[..., :0] if apart else factor
+        gram = Metric(metric.diagonal.to(dtype), of_u).coupling(vectors)
         gram = (gram + gram.mT) / 2 + max(damping, SMALLEST_DAMPING) * _eye(gram)
-        if form == "subspace":
+        if apart:
+            weights = solve_low_rank(gram, vectors @ factor, kappa.to(dtype))
+        elif form == "subspace":
             weights = solve_spd(gram, kappa.to(dtype))
         else:
-            factor = cholesky(gram)
-            weights = torch.linalg.solve_triangular(factor.mT, kappa.to(dtype).mT, upper=True).mT
+            root = cholesky(gram)
+            weights = torch.linalg.solve_triangular(root.mT, kappa.to(dtype).mT, upper=True).mT
         solved = (weights @ vectors).to(raw.dtype)
     return torch.lerp(raw, solved, strength)
 
@@ -187,8 +196,37 @@ def solve_spd(matrix: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor.mT, half, upper=True).mT
 
 
+def solve_low_rank(matrix: Tensor, columns: Tensor, right: Tensor) -> Tensor:
+    r"""Rows ``x`` of ``right (..., m, n)`` solved: :math:`(A + WW^\top)\,x`, A positive definite.
+
+    With :math:`A = LL^\top` and :math:`Y = L^{-1}W`, :math:`x = L^{-\top}(I + YY^\top)^{-1}L^{-1}` of a row, the
+    middle by the Woodbury identity: the sum, in which a large W would leave nothing of A, is not formed.
+
+    Parameters
+    ----------
+    matrix
+        A, ``(..., n, n)``.
+    columns
+        W, ``(..., n, r)``.
+    """
+    root = cholesky(matrix)
+    both = torch.cat([columns, right.mT], -1)
+    solved = torch.linalg.solve_triangular(root, both, upper=False)
+    y, half = solved.tensor_split([columns.shape[-1]], -1)
+    if y.shape[-1]:
+        inner = y.mT @ y
+        half = half - y @ solve_spd(inner + _eye(inner), (y.mT @ half).mT).mT
+    return torch.linalg.solve_triangular(root.mT, half, upper=True).mT
+
+
 def cholesky(matrix: Tensor) -> Tensor:
-    """The lower factor; NaN where there is none, instead of an error for the whole batch."""
+    r"""The lower factor; NaN where there is none, instead of an error for the whole batch.
+
+    There is one where the smallest eigenvalue of the matrix scaled to a diagonal of ones is above
+    \(n\gamma_{n+1}/(1-\gamma_{n+1})\), with \(\gamma_k = ku/(1-ku)\) and u the rounding unit; so
+    columns of any different sizes have one. Below that, rounding has taken what was positive definite. [Demmel 1989;
+    Higham, *Accuracy and Stability of Numerical Algorithms*, theorem 10.7]
+    """
     factor, info = torch.linalg.cholesky_ex(matrix)
     return factor.masked_fill((info != 0)[..., None, None], torch.nan)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 def trunk(width: int, hidden: int, dropout: float) -> nn.Sequential:
@@ -56,7 +56,7 @@ class StateTokenNetwork(nn.Module):
             If an input is not a floating-point tensor of these shapes.
         """
         name = type(self).__name__
-        checks.trailing(f"{name}: z", checks.floating(f"{name}: z", z), (self.d_state,))
+        checks.shaped(f"{name}: z", z, (self.d_state,))
         rows(f"{name}: e", e, z.shape[:-1], self.d_token)
         return torch.tanh(self.second(self.drop(F.gelu(self._first(z, e)))))
 
@@ -103,3 +103,8 @@ def rows(name: str, value: Tensor, lead: tuple[int, ...], width: int) -> Tensor:
             "use .unsqueeze(-2) for one."
         )
     return value
+
+
+def shifted(start: Tensor, states: Tensor) -> Tensor:
+    """What is before each of ``states (B, L, ...)``, with ``start (B, ...)`` before the first."""
+    return torch.cat([start.unsqueeze(1), states], 1)[:, : states.shape[1]]

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
-from ..solvers import NewtonConfig, Solution, solve
+from pararnn import checks
+from pararnn.solvers import NewtonConfig, Solution, solve
+
 from .block import blockwise_states
 from .bound import length as norm
 from .dynamics import DRMDynamics, Geometry
+from .networks import shifted
 from .recurrent import recurrent_states
 from .rollout import Rollout
 from .steps import Steps, require_plain_steps
@@ -56,9 +58,9 @@ def parallel_rollout(
         window=c.parallel_window,
         max_corrections=c.parallel_corrections,
         tol=c.parallel_tolerance,
-        certify=c.parallel_certify,
+        estimate=c.parallel_estimate,
     )
-    before = torch.cat([z.unsqueeze(1), found.states], 1)[:, : e.shape[1]]
+    before = shifted(z, found.states)
     geometry: tuple[Geometry, ...] = ()
     velocity = None
     if measure or (c.mixer and c.corrected):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from .config import DRMConfig
 from .dynamics import DRMDynamics
+from .networks import shifted
 
 
 class DRMRefinementLayer(nn.Module):
@@ -28,7 +28,7 @@ class DRMRefinementLayer(nn.Module):
 
     def forward(self, states: Tensor, start: Tensor, e: Tensor, strength: float) -> Tensor:
         """Refined states ``(B, L, d_state)``; ``start (B, d_state)`` is the state before them."""
-        previous = torch.cat([start.unsqueeze(1), states], 1)[:, : states.shape[1]]
+        previous = shifted(start, states)
         geometry = self.dynamics.geometry(previous)
         v = self.dynamics.velocity(geometry, previous, e.unsqueeze(-2), strength).squeeze(-2)
         return states + self.scale * self.dynamics.config.dt * v

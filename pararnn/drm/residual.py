@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 class TokenStateResidual(nn.Module):
@@ -39,12 +39,10 @@ class TokenStateResidual(nn.Module):
             If a shape or dtype does not fit.
         """
         name = type(self).__name__
-        checks.trailing(
-            f"{name}: states", checks.floating(f"{name}: states", states), (self.d_state,)
-        )
-        checks.trailing(
+        checks.shaped(f"{name}: states", states, (self.d_state,))
+        checks.shaped(
             f"{name}: e",
-            checks.floating(f"{name}: e", e),
+            e,
             (*states.shape[:-1], self.d_token),
             0,
         )

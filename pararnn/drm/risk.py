@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .config import DRMConfig
 
 LARGEST_MASS = 10.0
@@ -64,13 +65,13 @@ class RiskField(nn.Module):
             If ``z`` is not a floating-point tensor of this width.
         """
         if not self.enabled:
-            checks.trailing("RiskField: z", checks.floating("RiskField: z", z), (self.d_state,))
+            checks.shaped("RiskField: z", z, (self.d_state,))
             return z.new_zeros(z.shape[:-1], dtype=checks.state_dtype(z.dtype))
         alpha = self.alpha.abs().clamp(max=LARGEST_FACTOR)
         beta = self.beta.abs().clamp(*POWERS)
         return (alpha * torch.exp(beta * self._logs(z))).sum(-1).clamp(max=LARGEST_MASS)
 
     def _logs(self, z: Tensor) -> Tensor:
-        checks.trailing("RiskField: z", checks.floating("RiskField: z", z), (self.d_state,))
+        checks.shaped("RiskField: z", z, (self.d_state,))
         logits = self.outer(F.gelu(self.inner(z)))
         return F.logsigmoid(logits.to(checks.state_dtype(logits.dtype)))

@@ -12,10 +12,12 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from .. import _checks as checks
-from ..scan import linear_scan
+from pararnn import checks
+from pararnn.scan import linear_scan
+
 from .bound import Clipped, bound_state
 from .dynamics import DRMDynamics
+from .networks import shifted
 
 
 def require_plain_steps(dynamics: DRMDynamics) -> None:
@@ -122,8 +124,3 @@ class Slopes(NamedTuple):
                 unitriangular=True,
             )
         return cast(Tensor, linear_scan(self.diagonal, b - self.y * alpha))
-
-
-def shifted(start: Tensor, states: Tensor) -> Tensor:
-    """The state before each step."""
-    return torch.cat([start.unsqueeze(1), states[:, :-1]], 1)

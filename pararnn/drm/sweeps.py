@@ -15,12 +15,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
+
 from .bound import fits_dtype
 from .cotangents import cotangents
 from .dynamics import DRMDynamics
 from .iteration import Autocast, Plan, Report, sweep
-from .steps import Slopes, Steps, require_plain_steps, shifted
+from .networks import shifted
+from .steps import Slopes, Steps, require_plain_steps
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6}
 HALF_TOLERANCE = 1e-3
@@ -45,13 +47,13 @@ class Sweeps:
     looped : tuple of bool
         Windows that reached the largest number of corrections; what had not settled in them was
         computed by the loop. What is not finite never settles.
-    error_estimate : float
-        Of the largest distance from the loop's states, over the largest entry of the states so far in
+    remainder : float
+        An estimate of the largest distance from the loop's states, over the largest entry of the states so far in
         their window and row: the sum over windows of what is left after the last correction, if
         corrections go on shrinking at the rate at which they last shrank. Where a difference of states
         grows over time, the error is larger; rounding is not in it. NaN if a state is not finite.
-    error_bound : float, optional
-        With ``certify``, an estimate from above of the distance of the states from the recurrence without
+    error_estimate : float, optional
+        With ``estimate``, an estimate from above of the distance of the states from the recurrence without
         rounding, absolute, growth included; no proof. It is twice the sum of two numbers. One is the largest
         entry of the next Newton correction of the whole sequence, computed in float64. The other is what
         rounding in float64 grows to: an estimate too, as each step is taken to round by 8 times what it is
@@ -66,14 +68,35 @@ class Sweeps:
     states: Tensor = field(repr=False)
     corrections: tuple[int, ...]
     looped: tuple[bool, ...]
-    error_estimate: float
-    error_bound: float | None = None
+    remainder: float
+    error_estimate: float | None = None
     backward: list[int] = field(default_factory=list)
 
     @property
     def converged(self) -> bool:
         """Whether no window needed the loop."""
         return not any(self.looped)
+
+    @property
+    def reason(self) -> str | None:
+        """Why windows were left to the loop, and what to change, in a sentence; None where none was."""
+        if self.converged:
+            return None
+        finite = self.states.detach().isfinite().all(-1)
+        if bool(finite.all()):
+            return (
+                f"{sum(self.looped)} of {len(self.looped)} windows had not settled after "
+                f"{max(self.corrections)} corrections and were left to the loop; raise parallel_corrections, or "
+                "shorten parallel_window or dt."
+            )
+        first = int((~finite).int().argmax(1).where(~finite.all(1), finite.shape[1]).min())
+        before = self.states.detach()[:, :first].abs()
+        largest = f"{float(before.max()):.3g}" if before.numel() else "that of the start"
+        return (
+            f"states are not finite from token {first} on, the largest entry before being {largest}: a step "
+            "overflows, starts from no number, or has a metric without a factor in its precision; bound the "
+            "state (bounded_state=True), or lower dt."
+        )
 
 
 @torch.compiler.disable(
@@ -89,7 +112,7 @@ def sweep_states(
     window: int = 0,
     max_corrections: int = 0,
     tol: float = 0.0,
-    certify: bool = False,
+    estimate: bool = False,
 ) -> Sweeps:
     r"""States of the recurrent path by quasi-Newton corrections from constant guesses.
 
@@ -118,8 +141,8 @@ def sweep_states(
     tol
         Estimated error of a window to end at, over the largest entry so far. 0: 1e-13 in float64, 1e-6 in
         float32, 1e-3 where velocities are in half precision.
-    certify
-        Also compute ``error_bound``, with Jacobian–vector products in float64: about three times the work.
+    estimate
+        Also compute ``error_estimate``, with Jacobian–vector products in float64: about three times the work.
 
     Raises
     ------
@@ -133,7 +156,7 @@ def sweep_states(
     if dynamics.radius is not None:  # half precision is bounded in float32, which has other numbers
         fits_dtype("bound_state: radius", dynamics.radius, z.dtype)
     params = list(dynamics.parameters())
-    if not torch.compiler.is_compiling() and any(map(_transformed, (z, e, *params))):
+    if checks.transformed(z, e, *params):
         raise NotImplementedError(
             "sweep_states: got tensors of a torch.func transform, expected plain ones; use "
             "path='recurrent' there, or torch.autograd.grad."
@@ -154,17 +177,13 @@ def sweep_states(
         tuple(report.corrections),
         tuple(report.looped),
         report.error,
-        _error_bound(plan, z.detach(), e.detach(), states.detach()) if certify else None,
+        _error_estimate(plan, z.detach(), e.detach(), states.detach()) if estimate else None,
         report.backward,
     )
 
 
-def _transformed(value: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
 @torch.no_grad()
-def _error_bound(plan: Plan, z: Tensor, e: Tensor, states: Tensor) -> float:
+def _error_estimate(plan: Plan, z: Tensor, e: Tensor, states: Tensor) -> float:
     """Of given states, in float64: twice their error to first order and what rounding is estimated to
     grow to; infinite unless a second correction is smaller."""
     exact = _Exact(plan, z, e)

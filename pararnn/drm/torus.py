@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks as checks
+from pararnn import checks
 
 
 def torus_coordinates(theta: Tensor) -> Tensor:
@@ -35,9 +35,7 @@ def torus_angles(points: Tensor) -> Tensor:
         If ``points`` is not a floating-point tensor with a last dimension of 2.
     """
     name = "torus_angles: points"
-    checks.trailing(
-        name, checks.floating(name, points), (2,), fix="that the last dimension is (cos, sin)"
-    )
+    checks.shaped(name, points, (2,), fix="that the last dimension is (cos, sin)")
     return torch.atan2(points[..., 1], points[..., 0])
 
 
@@ -51,7 +49,7 @@ def torus_difference(a: Tensor, b: Tensor) -> Tensor:
     """
     name = "torus_difference: b"
     checks.floating("torus_difference: a", a)
-    checks.trailing(name, checks.floating(name, b), tuple(a.shape), 0, "that a has this shape")
+    checks.shaped(name, b, tuple(a.shape), 0, "that a has this shape")
     return torch.remainder(a - b + math.pi, 2 * math.pi) - math.pi
 
 

@@ -29,6 +29,8 @@ class Trace:
         ``D`` and ``U`` of the metric, ``(B, N, d)`` and ``(B, N, d, r)``: both, or neither.
     risk
         Risk mass, ``(B, N)``.
+    metric_frozen
+        Whether there is a metric of which no parameter is trained.
 
     Raises
     ------
@@ -42,6 +44,7 @@ class Trace:
     diagonal: Tensor | None = None
     factor: Tensor | None = None
     risk: Tensor | None = None
+    metric_frozen: bool = False
 
     def __post_init__(self) -> None:
         if self.steps.dtype != torch.int64:

@@ -8,8 +8,11 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from .config import DRMConfig
 from .losses import LossWeights
+from .model import DRM
 
 BASE: Mapping[str, Any] = MappingProxyType(
     {
@@ -259,44 +262,15 @@ def variant(name: str) -> Variant:
 
 
 def parameter_count(config: DRMConfig) -> int:
-    """Number of parameters of a model, from its sizes alone.
+    """Number of parameters of a model. It is built without numbers, so any size takes no memory.
 
     Parameters
     ----------
     config
-        Of any model; nothing is built.
+        Of any model.
     """
-    c, d, e, h, n = config, config.d_state, config.d_token, config.hidden_size, config.n_directions
-    trunk = (d + 1) * h + (h + 1) * h
-    q, p = c.direction_basis, c.metric_basis
-    directions = trunk + (q * d + (h + 1) * n * q if q else (h + 1) * n * d) + (h + 1) * n
-    r = c.metric_rank
-    factor = p * d + (h + 1) * r * p if p else (h + 1) * d * r
-    metric = trunk + (h + 1) * d + (factor if r else 0)
-    flow = (d + e + 1) * h + (h + 1) * n
-    direct = (d + e + 1) * h + (h + 1) * d
-
-    total = c.vocab_size * e + d
-    total += {"direction": directions + flow, "direct": direct, "none": 0}[c.transition]
-    total += metric if c.metric else 0
-    total += (d + 1) * h + 2 * (h + 1) + 4 if c.risk != "absent" else 0
-    if c.mixer:
-        w = c.mixer_hidden
-        layer = (c.mixer_kernel + 1) * w + (w + 1) * w
-        total += (3 * d + e + 3) * w + c.mixer_layers * layer + (w + 1) * d
-    total += e * d if c.token_residual else 0
-    total += c.memory_hidden * (4 * d + e + 1) + 3 * d if c.memory else 0
-    total += c.refinement_layers * (directions + metric + flow)
-    total += _emitter_count(c)
-    return total
-
-
-def _emitter_count(c: DRMConfig) -> int:
-    d, h, v = c.d_state, c.hidden_size, c.vocab_size
-    if c.emitter_layers == 1 and c.emitter_form == "mlp" and not c.emitter_residual:
-        return d + (d + 1) * h + (h + 1) * v
-    inner = 2 * h if c.emitter_form == "swiglu" else h
-    return d + c.emitter_layers * (d + (d + 1) * inner + (h + 1) * d) + (d + 1) * v
+    with torch.device("meta"):
+        return sum(p.numel() for p in DRM(config).parameters())
 
 
 def matched_memory(config: DRMConfig, parameters: int) -> int:

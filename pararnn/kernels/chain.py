@@ -17,11 +17,12 @@ def precision(x: Tensor) -> str:
 
 @triton.jit(do_not_specialize=["T"])
 def walk_chain(
-    op, b, states, T,
+    op, b, states, cuts, T,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BACK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``x_{t+1} = A_t x_t + b_t`` from ``x_0``; backwards ``x_t = A_tᵀ x_{t+1} + b_t`` from ``x_T``."""
+    """``x_{t+1} = A_t x_t + b_t`` from ``x_0``; backwards ``x_t = A_tᵀ x_{t+1} + b_t`` from ``x_T``.
+    Nothing passes a step that ``cuts (N, T)`` marks, and then a column of zeros stays zero."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, ROWS)
     j = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -39,15 +40,22 @@ def walk_chain(
         t = T - 1 - step if BACK else step
         at = n * T + t
         a = tl.load(op + at * K * K + matrix, mask=square, other=0.0)
-        x = tl.dot(a, x, input_precision=PRECISION, out_dtype=op.dtype.element_ty)
-        x += tl.load(b + at * K * V + state, mask=inside, other=0.0)
+        product = tl.dot(a, x, input_precision=PRECISION, out_dtype=op.dtype.element_ty)
+        if cuts is not None:
+            through = tl.load(cuts + at) == 0
+            through = through & (tl.max((x != 0).to(tl.int32), 0) > 0)
+            product = tl.where(through[None, :], product, 0.0)
+        x = product + tl.load(b + at * K * V + state, mask=inside, other=0.0)
         found = before + t if BACK else before + t + 1
         tl.store(states + found * K * V + state, x, mask=inside)
 
 
-def run_chain(op: Tensor, b: Tensor, states: Tensor, back: bool) -> None:
+def run_chain(
+    op: Tensor, b: Tensor, states: Tensor, back: bool, cuts: Tensor | None = None
+) -> None:
     """Fill in ``states (N, T + 1, K, V)`` but the first, or backwards but the last, which is given;
-    operators are ``(N, T, K, K)`` and inputs ``(N, T, K, V)``. All are contiguous."""
+    operators are ``(N, T, K, K)`` and inputs ``(N, T, K, V)``. Steps that are not 0 in ``cuts``, uint8
+    ``(N, T)``, forget the state. All are contiguous."""
     N, T, K, V = b.shape
     rows = max(16, triton.next_power_of_2(K))
     columns = min(16 if rows <= 64 else 32, max(16, triton.next_power_of_2(V)))
@@ -55,6 +63,7 @@ def run_chain(op: Tensor, b: Tensor, states: Tensor, back: bool) -> None:
         op,
         b,
         states,
+        cuts,
         T,
         K=K,
         V=V,

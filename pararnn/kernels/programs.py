@@ -5,7 +5,6 @@ from __future__ import annotations
 import sympy
 
 from ..spec import Spec
-from ..spec.declarations import Linear
 from ..spec.print import print_program
 from .plan import reduced
 
@@ -28,8 +27,7 @@ def programs_text(spec: Spec) -> str:
 def unprintable(spec: Spec) -> str | None:
     """Why the programs cannot be printed for a GPU; None if they can."""
     for stage in spec.stages:
-        expr = stage.operand if isinstance(stage, Linear) else stage.expr
-        for power in expr.atoms(sympy.Pow):
+        for power in stage.expr.atoms(sympy.Pow):
             exponent = power.exp
             if not exponent.is_number or float(2 * exponent) != int(2 * exponent):
                 return (

@@ -271,9 +271,10 @@ def fetch_back_block(
 
 @triton.jit
 def any_above(values, floor):
-    out = tl.abs(values[0]) > floor
+    """Lanes in which a value is above the floor, or not finite."""
+    out = far(values[0], floor, 1.0)
     for i in tl.static_range(1, len(values)):
-        out = out | (tl.abs(values[i]) > floor)
+        out = out | far(values[i], floor, 1.0)
     return out
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from .. import _checks as checks
+from ..cells import Cell
 from ..cells.entry import entered, in_order, spelled
 from ..solvers import NewtonConfig, Solution, decode
 from ..solvers.api import solve_layer
@@ -197,14 +198,15 @@ class ParaRNN(nn.Module):
 
     def batched(
         self, x: Tensor, h0: Any = None, resets: Any = None, dt: Any = None
-    ) -> tuple[Tensor, Any, Any, Any]:
+    ) -> tuple[Any, ...]:
         """Arguments of :meth:`forward` as those of a batch, ``(B, T, …)``."""
+        given: list[Any] = [x, resets, dt]
         if x.ndim == 2:
             h0 = None if h0 is None else h0.unsqueeze(1)
-            x, resets, dt = (None if v is None else v.unsqueeze(0) for v in (x, resets, dt))
+            given = [None if v is None else v.unsqueeze(0) for v in given]
         elif not self.batch_first:
-            x, resets, dt = (None if v is None else v.transpose(0, 1) for v in (x, resets, dt))
-        return x, h0, resets, dt
+            given = [None if v is None else v.transpose(0, 1) for v in given]
+        return given[0], h0, *given[1:]
 
     def _padded(
         self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Any, lengths: Tensor
@@ -242,7 +244,7 @@ class ParaRNN(nn.Module):
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if not torch.compiler.is_compiling():
             self.last_solutions = [s.detached() for s in solutions if s is not None]
-        return x, torch.stack(finals)
+        return x, _layers(finals)
 
     def _forward_packed(
         self, x: PackedSequence, h0: Tensor | None, dt: object
@@ -303,7 +305,7 @@ class ParaRNN(nn.Module):
                 x = nn.functional.dropout(x, self.dropout, self.training)
         if out is not None:  # whose memory the next step may use
             return x.clone(), out
-        return x, self._states(torch.stack(following))
+        return x, self._states(_layers(following))
 
     def _states(self, h_n: Tensor) -> Tensor:
         """States as they are returned: those of several slots cannot be unpacked."""
@@ -390,13 +392,18 @@ class _Step:
         self.cell, self.out = cell, out
 
     def __call__(self, x: Tensor, h: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-        cell, u = self.cell, x
-        recurrence = as_recurrence(cell, x)
-        if recurrence.spec is not None:
+        cell = self.cell
+        if isinstance(cell, Cell):
             u = cell.drives(x)
-            given, x = given | {"drives": u}, None  # type: ignore[assignment]
+            h = decode(cell, None, h, drives=u, out=self.out, **given)
+            return cell.output(h, drives=u).to(cell.output_dtype), h
         h = decode(cell, x, h, out=self.out, **given)
-        return recurrence.output(h, u).to(_dtype(cell, u)), h
+        return as_recurrence(cell, x).output(h, x), h
+
+
+def _layers(states: list[Tensor]) -> Tensor:
+    """States of all layers as one tensor; of one layer, without a copy."""
+    return torch.stack(states) if len(states) > 1 else states[0].unsqueeze(0)
 
 
 def _check_lengths(lengths: object, batch: int, total: int, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..solvers import NewtonConfig
-from ..solvers.methods import choose
+from ..solvers.methods import candidates, choose
 from ..solvers.problem import Problem, as_recurrence
 from .agreement import recorded_calls
 from .min_gru import MinGRUBlock, MinGRUStack
@@ -18,7 +19,11 @@ from .para_rnn import ParaRNN, takes_gaps
 
 @dataclass(frozen=True)
 class LayerPath:
-    """What one layer would run; see :class:`~pararnn.Solution` for the attributes."""
+    """What one layer would run; see :class:`~pararnn.Solution` for the attributes.
+
+    ``methods`` says of every method why it is unfit, or what it is modelled to take, in
+    microseconds; the cheapest that fits comes first, and is taken.
+    """
 
     cell: str
     path: str
@@ -26,15 +31,27 @@ class LayerPath:
     chunk_length: int
     chunks: int
     reason: str
+    methods: tuple[tuple[str, str | float], ...] = ()
 
     def __str__(self) -> str:
         chunks = f"{self.chunks} chunk{'s' if self.chunks != 1 else ''} of {self.chunk_length}"
-        return f"{self.cell}: {self.path}, {self.method}, {chunks}. {self.reason}"
+        head = f"{self.cell}: {self.path}, {self.method}, {chunks}. {self.reason}"
+        return "\n".join([head, *(f"   {_said(*m)}" for m in self.methods)])
+
+
+def _said(method: str, verdict: str | float) -> str:
+    """One line of the list of methods."""
+    if isinstance(verdict, str):
+        return f"{method}: unfit: {verdict}"
+    if math.isinf(verdict):
+        return f"{method}: may take longer than the loop"
+    return f"{method}: about {verdict:,.0f} µs by the cost model"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What every layer of a module would run. ``str()`` of it is one line a layer."""
+    """What every layer of a module would run. ``str()`` of it is one line a layer, and below it
+    one a method."""
 
     layers: tuple[LayerPath, ...]
 
@@ -109,4 +126,5 @@ def _path(cell: Any, x: Tensor, config: NewtonConfig, method: str) -> LayerPath:
         chosen.chunk_length,
         chosen.chunks,
         chosen.reason,
+        tuple((m.name, cost if why is None else why) for m, why, cost in candidates(problem)),  # type: ignore[misc]
     )

@@ -24,20 +24,24 @@ LARGEST = {torch.float32: 128, torch.float64: 64}
 """Rows of a state that a program holds."""
 
 
-_CALL = "Tensor[] sequences, Tensor start, int most"
+_CALL = "Tensor[] sequences, Tensor start, Tensor? resets, int most"
 
 
-def _forward(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, ...]:
+def _forward(
+    sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
+) -> tuple[Tensor, ...]:
     """Outputs ``(B, T, H, dv)`` and the final state ``(B, H, dk, dv)``, then what the backward pass
     reads. The arguments are those of :func:`~.delta.in_chunks`."""
     from ..kernels.delta import run_delta
 
     with on_device_of(start):
-        y, end, kept = run_delta(sequences, start.flatten(0, 1), most)
+        y, end, kept = run_delta(sequences, start.flatten(0, 1), most, resets)
     return y, end.view(start.shape), *kept
 
 
-def _empty(sequences: list[Tensor], start: Tensor, most: int) -> tuple[Tensor, ...]:
+def _empty(
+    sequences: list[Tensor], start: Tensor, resets: Tensor | None, most: int
+) -> tuple[Tensor, ...]:
     from ..kernels.delta import Chunks
 
     y, *kept = Chunks(sequences, most).outputs()
@@ -50,7 +54,7 @@ def _gradients(
     grads: Sequence[Tensor | None],
     needs: dict[str, bool],
 ) -> dict[str, Any]:
-    sequences, start, most = arguments
+    sequences, start, resets, most = arguments
     q, v = sequences[0], sequences[2]
     d_y, d_end = grads[:2]
     d_y = v.new_zeros(*q.shape[:2], *v.shape[3:]) if d_y is None else d_y
@@ -58,11 +62,11 @@ def _gradients(
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
 
         def run(*given: Tensor) -> tuple[Tensor, Tensor]:
-            return in_chunks(list(given[:-1]), given[-1], most)
+            return in_chunks(list(given[:-1]), given[-1], most, resets)
 
         *bars, first = differentiable(run, [*sequences, start], (d_y, d_end))
     else:
-        *bars, first = delta_backward(sequences, list(kept), most, d_y, d_end)
+        *bars, first = delta_backward(sequences, list(kept), resets, most, d_y, d_end)
     return {"sequences": bars, "start": first}
 
 
@@ -76,25 +80,36 @@ delta_chunks = Operator(
 
 
 def _backward(
-    sequences: list[Tensor], kept: list[Tensor], most: int, d_y: Tensor, d_end: Tensor
+    sequences: list[Tensor],
+    kept: list[Tensor],
+    resets: Tensor | None,
+    most: int,
+    d_y: Tensor,
+    d_end: Tensor,
 ) -> list[Tensor]:
     """Cotangents of the sequences and of the first state."""
     from ..kernels.delta import run_delta_back
 
     with on_device_of(d_end):
-        found, first = run_delta_back(sequences, kept, most, d_y, d_end.flatten(0, 1))
+        bars = d_y, d_end.flatten(0, 1)
+        found, first = run_delta_back(sequences, kept, most, *bars, resets)
     return [*found, first.view(d_end.shape)]
 
 
 def _empty_back(
-    sequences: list[Tensor], kept: list[Tensor], most: int, d_y: Tensor, d_end: Tensor
+    sequences: list[Tensor],
+    kept: list[Tensor],
+    resets: Tensor | None,
+    most: int,
+    d_y: Tensor,
+    d_end: Tensor,
 ) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in (*sequences, d_end)]
 
 
 delta_backward = Operator(
-    "delta_chunks_backward(Tensor[] sequences, Tensor[] kept, int most, Tensor d_y, Tensor d_end) "
-    "-> Tensor[]",
+    "delta_chunks_backward(Tensor[] sequences, Tensor[] kept, Tensor? resets, int most, Tensor d_y, "
+    "Tensor d_end) -> Tensor[]",
     _backward,
     _empty_back,
 )
@@ -106,7 +121,7 @@ def fused_chunks(
     """:func:`~.delta.in_chunks`, by kernels."""
     if start.numel() == 0:
         return in_chunks(sequences, start, most, resets)
-    y, end, *_ = delta_chunks(sequences, start, most)
+    y, end, *_ = delta_chunks(sequences, start, resets, most)
     return y, end
 
 

@@ -31,7 +31,7 @@ class Machine:
     overhead: float
     grain: int
     processors: int
-    unit: float  # c1, in microseconds
+    unit: float = 1.0  # c1, in microseconds
 
     def step(self, numbers: float) -> float:
         """Cost of one step on so many numbers, in units of ``c1``."""

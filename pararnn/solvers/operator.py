@@ -156,8 +156,7 @@ _CALL = (
 
 def _forward(*arguments: Any) -> Results:
     call = Call(*arguments)
-    with torch.no_grad(), full_precision(call.u.device):
-        return RUNS[call.method].forward(call)
+    return RUNS[call.method].forward(call)
 
 
 def empty_results(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,13 +227,12 @@ solve = Operator(
 
 def _backward(*arguments: Any) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
     call, rest = Call(*arguments[: len(Call._fields)]), arguments[len(Call._fields) :]
-    with torch.no_grad(), full_precision(call.u.device):
-        if call.u.numel() == 0:
-            bars, dt_bar, h0_bar, weights = _empty_back(*arguments)
-            zeros = [w.zero_() for w in weights]
-            final = rest[4]
-            return bars, dt_bar.zero_(), h0_bar.zero_() if final is None else final.clone(), zeros
-        bars, gaps, h0_bar, found = RUNS[call.method].backward(call, *rest)
+    if call.u.numel() == 0:
+        bars, dt_bar, h0_bar, weights = _empty_back(*arguments)
+        zeros = [w.zero_() for w in weights]
+        final = rest[4]
+        return bars, dt_bar.zero_(), h0_bar.zero_() if final is None else final.clone(), zeros
+    bars, gaps, h0_bar, found = RUNS[call.method].backward(call, *rest)
     dt_bar = call.u.new_empty(0) if gaps is None else gaps
     weights = [
         torch.zeros_like(p) if g is None else g.to(p.dtype)
@@ -264,7 +262,8 @@ solve_backward = Operator(
 def eager_backward(call: Call, *results: Any) -> Gradients:
     """By PyTorch operations: the linear adjoint recurrence (:mod:`.adjoint`)."""
     output, others, grad, rest, final, _ = results
-    return _eager(call, output, others, grad, rest, final, again=False)
+    with full_precision(call.u.device):
+        return _eager(call, output, others, grad, rest, final, again=False)
 
 
 def _eager(

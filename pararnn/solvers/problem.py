@@ -220,7 +220,8 @@ def prepare(
 
 def _of_cell(cell: Any, source: Tensor, projects: bool) -> tuple[Tensor, torch.dtype, torch.device]:
     """Drives of a :class:`~pararnn.Cell`; its dtype and device."""
-    device, dtype = cell.device, cell.dtype
+    like = cell.like
+    device, dtype = like.device, like.dtype
     u = cell.drives(source) if projects else checks.trailing("drives", source, (cell.drive_width,))
     if u.dtype != dtype and checks.autocast_dtype(device) is None:
         raise TypeError(

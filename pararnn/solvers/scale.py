@@ -6,7 +6,7 @@ or to the lanes that a recurrent map mixes; and it is not bounded below, but by 
 number. A state that crosses zero is thus compared to what its rounding errors come from, and a small
 trajectory to itself. Where states have been larger than :data:`CAP`, the past counts as that much:
 what is small after a large start has to be right too. The fused kernels follow the same rule
-(``pararnn.kernels.memory.sized``), and look back over the chunk before.
+(``pararnn.kernels.functions.sized``), and look back over the chunk before.
 """
 
 from __future__ import annotations

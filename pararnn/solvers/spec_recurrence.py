@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from .._checks import state_dtype
 from ..scan import Algebra, Block, Dense, Diagonal, Flat, Left, Right
 from ..spec import Spec
 from ..spec.derive.factorization import operand_symbol
@@ -45,7 +46,8 @@ class SpecRecurrence(Recurrence):
     @classmethod
     def of(cls, cell: Any) -> SpecRecurrence:
         """That of a :class:`~pararnn.Cell`, with its effective parameters."""
-        return cls(cell.spec, cell.sizes, cell.recurrent_params(), cell.state_dtype, cell)
+        dtype = state_dtype(cell.like.dtype)
+        return cls(cell.spec, cell.sizes, cell.recurrent_params(), dtype, cell)
 
     def using(self, params: Sequence[Tensor], dtype: torch.dtype | None = None) -> Self:
         return type(self)(self.spec, self.sizes, params, dtype or self.dtype, self.cell)

@@ -87,7 +87,9 @@ def decode(
         raise ValueError(f"backend: got {backend!r}, expected one of {BACKENDS}.")
     if dt is not None:
         checks.floating("dt", dt)
-    leaves = (*(t for t in (x, h, drives, dt) if t is not None), *cell.parameters())
+    leaves = [t for t in (x, h, drives, dt) if t is not None]
+    if torch.is_grad_enabled() or checks.forward_mode():  # else they matter to nothing here
+        leaves += cell.parameters()
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
     if out is not None:
         if recorded:

@@ -1,6 +1,7 @@
 """Staged symbolic specs: one definition of a cell from which everything else is derived."""
 
 from .declarations import SpecError, SpecWarning
+from .fragment import Fragment
 from .functions import (
     cos,
     exp,
@@ -21,6 +22,7 @@ from .spec import Spec
 
 __all__ = [
     "Equation",
+    "Fragment",
     "Spec",
     "SpecError",
     "SpecWarning",

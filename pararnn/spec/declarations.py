@@ -130,6 +130,11 @@ class Linear:
     authored: sympy.Expr
     operand: sympy.Expr
 
+    @property
+    def expr(self) -> sympy.Expr:
+        """What a stage is computed from, here the operand."""
+        return self.operand
+
 
 @dataclass(frozen=True)
 class Read:

@@ -12,8 +12,9 @@ import sympy
 
 from .backends import BACKENDS
 from .declarations import Drive, Linear
+from .names import latex_of, split_names
 from .oracle import align
-from .spec import Spec, _names, _subscript, _with_subscript
+from .spec import Spec
 
 
 class Fragment(Spec):
@@ -34,10 +35,9 @@ class Fragment(Spec):
         axes = self.axes if axes is None else tuple(axes)
         self._check_axes("given value", axes)
         out = []
-        for name in _names(names):
-            symbol = self._claim(name)
-            self._axes[symbol] = axes
-            shown = latex or _with_subscript(*_subscript(name))
+        for name in split_names(names):
+            symbol = self._claim(name, axes)
+            shown = latex or latex_of(name)
             self.drive_list += (Drive(symbol, axes, shown, "", inline=False, given=True),)
             out.append(symbol)
         return tuple(out)
@@ -75,8 +75,9 @@ class Fragment(Spec):
             for symbol, own in axes.items()
         }
         for stage in self.stages:
-            expr = stage.operand if isinstance(stage, Linear) else stage.expr
-            function = sympy.lambdify(list(known), expr, modules=[BACKENDS["float64"], "numpy"])
+            function = sympy.lambdify(
+                list(known), stage.expr, modules=[BACKENDS["float64"], "numpy"]
+            )
             value = function(*known.values())
             if isinstance(stage, Linear):
                 value = value.sum(axis=stage.map.dim, keepdims=True)

@@ -178,7 +178,7 @@ class Primitive:
     image: Callable[..., Interval]
     slope: Callable[..., Any]
     curvature: Callable[..., np.ndarray]
-    latex: str = ""
+    shown: str = ""
     float64: Callable[..., Any] | None = None
     mpmath: Callable[..., Any] | None = None
     arity: int = 1
@@ -187,6 +187,15 @@ class Primitive:
     @property
     def name(self) -> str:
         return self.function.__name__
+
+    @property
+    def latex(self) -> str:
+        own = (
+            rf"\operatorname{{{self.name}}}"
+            if issubclass(self.function, Strict)
+            else rf"\{self.name}"
+        )
+        return self.shown or own
 
     def values(self, backend: str) -> Callable[..., Any]:
         """The function on arrays of one backend's numbers."""
@@ -267,6 +276,10 @@ def _positive_slope(x: Interval, y: Interval | None = None) -> np.ndarray:
     return np.where(x.hi >= 0, 1.0, above(high * (1 - high)))
 
 
+def _unit(x: Interval) -> Interval:
+    return Interval(-1.0, 1.0)
+
+
 def _around(x: Interval, m: Interval) -> Interval:
     """Within half a step of ``2π/|m|`` of ``x``."""
     smallest = np.where((m.lo <= 0) & (m.hi >= 0), 0.0, np.minimum(abs(m.lo), abs(m.hi)))
@@ -336,7 +349,6 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             _increasing(np.tanh, -1.0, 1.0),
             _bell(_squared_sech, 1.0),
             _constant(_TANH_CURVATURE),
-            r"\tanh",
         ),
         Primitive(
             softplus,
@@ -344,26 +356,17 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             _softplus_image,
             lambda x: np.minimum(above(_np_sigmoid(x.hi)), 1.0),
             _constant(0.25),
-            r"\operatorname{softplus}",
-            lambda x: np.logaddexp(0.0, x),
-            lambda x: mpmath.log1p(mpmath.exp(x)),
+            float64=lambda x: np.logaddexp(0.0, x),
+            mpmath=lambda x: mpmath.log1p(mpmath.exp(x)),
         ),
         Primitive(sympy.exp, lambda x, y: y, _increasing(np.exp, 0.0), _exp_up, _exp_up, r"\exp"),
-        Primitive(
-            expm1,
-            lambda x, y: y + 1,
-            _increasing(np.expm1, -1.0),
-            _exp_up,
-            _exp_up,
-            r"\operatorname{expm1}",
-        ),
+        Primitive(expm1, lambda x, y: y + 1, _increasing(np.expm1, -1.0), _exp_up, _exp_up),
         Primitive(
             sympy.log,
             lambda x, y: 1 / x,
             _increasing(lambda x: np.log(np.maximum(x, 0))),
             lambda x: _reciprocal_up(x.lo),
             lambda x: above(_reciprocal_up(x.lo) ** 2),
-            r"\log",
         ),
         Primitive(
             log1p,
@@ -371,7 +374,6 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             _increasing(lambda x: np.log1p(np.maximum(x, -1))),
             lambda x: _reciprocal_up(np.nextafter(1 + x.lo, -np.inf)),
             lambda x: above(_reciprocal_up(np.nextafter(1 + x.lo, -np.inf)) ** 2),
-            r"\operatorname{log1p}",
         ),
         Primitive(
             positive,
@@ -410,20 +412,8 @@ PRIMITIVES: dict[type[sympy.Function], Primitive] = {
             )
             for function, image, turns in ((snap, _around, True), (snap_angle, _half_turn, False))
         ),
-        *(
-            Primitive(
-                function,
-                derivative,
-                lambda x: Interval(-1.0, 1.0),
-                _constant(1.0),
-                _constant(1.0),
-                rf"\{function.__name__}",
-            )
-            for function, derivative in (
-                (sympy.sin, lambda x, y: cos(x)),
-                (sympy.cos, lambda x, y: -sin(x)),
-            )
-        ),
+        Primitive(sympy.sin, lambda x, y: cos(x), _unit, _constant(1.0), _constant(1.0)),
+        Primitive(sympy.cos, lambda x, y: -sin(x), _unit, _constant(1.0), _constant(1.0)),
         Primitive(
             maximum,
             lambda a, b, y: (heaviside(a - b), 1 - heaviside(a - b)),

@@ -39,7 +39,7 @@ class Apply:
 
     @property
     def free_symbols(self) -> set[sympy.Basic]:
-        return self.operand.free_symbols | {named(self.argument)}
+        return self.operand.free_symbols | {real(self.argument)}
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Group:
 class Program:
     """A function: ``outputs`` of ``inputs``, by way of ``statements``. An output may be None.
 
-    Outputs from ``common`` on are a group. ``depth`` says of some symbols how late they are known; ``target``
-    is an output that may be written to memory that the caller gives.
+    Outputs from ``common`` on are a group. ``depth`` says of some symbols how late they are known;
+    ``target`` is an output that may be written to memory that the caller gives.
     """
 
     name: str
@@ -79,7 +79,8 @@ class Program:
     target: sympy.Symbol | None = None
 
 
-def named(name: str) -> sympy.Symbol:
+def real(name: str) -> sympy.Symbol:
+    """A symbol of programs."""
     return sympy.Symbol(name, real=True)
 
 
@@ -115,13 +116,14 @@ def _shared(
 
     def reduced(values: Sequence[sympy.Expr | None]) -> list[sympy.Expr]:
         nonlocal count
-        exprs = [change(v.xreplace(same)) for v in values if v is not None and not v.has(zero)]
-        symbols = (named(f"_x{i}") for i in range(count, 10**6))
-        temporaries, rest = sympy.cse(exprs, symbols=symbols, order="canonical")
+        exprs = {i: v for i, v in enumerate(values) if v is not None and not v.has(zero)}
+        symbols = (real(f"_x{i}") for i in range(count, 10**6))
+        changed = [change(v.xreplace(same)) for v in exprs.values()]
+        temporaries, rest = sympy.cse(changed, symbols=symbols, order="canonical")
         count += len(temporaries)
         statements.update((Let(symbol, value), None) for symbol, value in temporaries)
-        left = iter(rest)
-        return [v if v is None or v.has(zero) else next(left) for v in values]
+        left = dict(zip(exprs, rest, strict=True))
+        return [left.get(i, v) for i, v in enumerate(values)]
 
     for statement in program.statements:
         if isinstance(statement, Let):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layers import MinGRUStack
+from pararnn.layers import MinGRUStack
+
 from .registry import Model
 from .task import Task
 

@@ -220,9 +220,7 @@ def test_fragments_are_deterministic(tmp_path):
         folder.mkdir()
         write_fragments(folder)
     files = sorted(path.relative_to(first) for path in first.rglob("*.md"))
-    assert [str(f) for f in files] == sorted(
-        [*(f"{c.slug}.md" for c in cards()), "catalog.md", "drm_variants.md"]
-    )
+    assert [str(f) for f in files] == sorted([*(f"{c.slug}.md" for c in cards()), "catalog.md"])
     assert all((first / f).read_bytes() == (second / f).read_bytes() for f in files)
 
 

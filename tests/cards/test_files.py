@@ -12,12 +12,13 @@ import torch
 
 import pararnn
 from pararnn import Cell, Spec, tanh
-from pararnn.cells import Facts, MinGRU, ParaGRU, get_cell
+from pararnn.cells import Facts, MinGRU, ParaGRU, Part, get_cell
 from pararnn.cells.facts import load
 from pararnn.cells.facts.load import FOLDER, bibliography, shared
 from pararnn.cells.registry import CELLS, CellEntry, _registered
 from pararnn.drm import cards
 
+HOME = Path(cards.__file__).parent
 COMMON = {"bibliography", "shared"}
 GOOD = """\
 title = "Own"
@@ -114,24 +115,26 @@ def test_nothing_is_changed_of_a_spec(tmp_path):
     path = tmp_path / "part.toml"
     path.write_text('equations = [{ use = "step", latex = "x" }]', encoding="utf-8")
     named = {"equations": {"step": cards.flow.STEP}}
-    given = {f: () for f in cards.Part.__dataclass_fields__ if f != "equations"}
+    given = {f: () for f in Part.__dataclass_fields__ if f != "equations"}
     with pytest.raises(ValueError, match=r"equations\[0\]: got keys beside use = 'step'"):
-        load.load(path, cards.Part, named, **given)
+        load.load(path, Part, named, **given)
 
 
 def test_every_cell_has_a_file_and_every_file_a_cell():
     assert {path.stem for path in FOLDER.glob("*.toml")} == COMMON | {
         e.slug for e in CELLS.values()
     }
-    home = Path(cards.__file__).parent
-    assert {p.stem for p in home.glob("*.toml")} == {"switches"} | {p.slug for p in cards.PARTS}
+    assert {p.stem for p in HOME.glob("*.toml")} == {"bibliography", "switches"} | {
+        p.slug for p in cards.PARTS
+    }
 
 
 def test_everything_shared_is_used():
     files = [path for path in FOLDER.glob("*.toml") if path.stem != "bibliography"]
-    text = "\n".join(p.read_text() for p in (*files, *Path(cards.__file__).parent.glob("*.toml")))
-    for key in bibliography()["cite"]:
-        assert f'cite = "{key}"' in text, key
+    for home in (FOLDER, HOME):
+        text = "\n".join(path.read_text(encoding="utf-8") for path in home.glob("*.toml"))
+        for key in load.read(home / "bibliography.toml"):
+            assert f'cite = "{key}"' in text, key
     own = [path.read_text(encoding="utf-8") for path in files if path.stem != "shared"]
     for field, rows in shared().items():
         for name in rows if field != "cite" else ():
@@ -140,7 +143,7 @@ def test_everything_shared_is_used():
 
 
 def test_bibtex_is_filed_under_its_own_key():
-    for key, row in bibliography()["cite"].items():
+    for key, row in bibliography(HOME / "bibliography.toml")["cite"].items():
         assert re.match(r"@\w+\{(\w+),", row["bibtex"].strip())[1] == key
         assert f"{{{row['year']}}}" in row["bibtex"]
         assert not row["arxiv"] or row["arxiv"] in row["bibtex"]

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pararnn.cards import card, card_markdown, card_text, clauses, find_part, part_names
+import pararnn.cells.parts as parts_module
+from pararnn import _clients, cli
+from pararnn.cards import (
+    card,
+    card_markdown,
+    card_text,
+    clauses,
+    find_part,
+    part_names,
+    write_fragments,
+)
+from pararnn.cells import (
+    Formula,
+    Part,
+    Switch,
+    Table,
+    read_part,
+    read_switches,
+    register_parts,
+)
+from pararnn.cells.facts.load import bibliography
 from pararnn.drm import DRM, DirectionField, DRMConfig
 from pararnn.drm.cards import PARTS
 from pararnn.drm.variants import VARIANTS
@@ -102,8 +125,120 @@ def test_switches_of_the_model_are_on_its_page():
 
 
 def test_the_table_of_variants_is_the_data():
-    text = (ROOT / "docs" / "_generated" / "drm_variants.md").read_text(encoding="utf-8")
-    table = text.partition("[end:variants]")[0]
+    text = (ROOT / "docs" / "_generated" / "drm.md").read_text(encoding="utf-8")
+    table = text.partition("[start:variants]")[2].partition("[end:variants]")[0]
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == [f"| `{name}`" for name in VARIANTS]
     assert [row[-1] for row in rows] == [f"{v.parameters:,} |" for v in VARIANTS.values()]
+
+
+def own_part(**changes):
+    facts = {
+        "name": "Toy", "title": "Toy", "slug": "toy", "family": "toys", "fidelity": ("library-original",),
+        "summary": "", "sources": (), "modules": (Toy,), "equations": (Formula("y", "y_t = x_t"),), "update": "y",
+        "path": "none", "not_claimed": ("anything",),
+        "tables": (("sizes", Table("Sizes", ("Name", "d_h"), (("a < b", "`4`"),), prose=(0,))),),
+    }  # fmt: skip
+    return Part(**{**facts, **changes})
+
+
+class Toy:
+    pass
+
+
+def test_a_model_of_another_package_brings_its_card(tmp_path, monkeypatch):
+    """Its distribution names it as an entry point; nothing here knows it."""
+    monkeypatch.setattr(parts_module, "_PARTS", dict(parts_module._PARTS))
+    package = tmp_path / "toys"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "cards.py").write_text(
+        "from tests_of_parts import own_part\n"
+        "from pararnn.cells import register_parts\n"
+        "register_parts(own_part())\n"
+    )
+    (package / "command.py").write_text(
+        "def register(commands):\n"
+        "    commands.add_parser('toy').set_defaults(run=lambda options: print('a toy') or 0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "tests_of_parts", sys.modules[__name__])
+    entry = EntryPoint(name="toys", value="toys", group="pararnn.clients")
+    monkeypatch.setattr(_clients, "entry_points", lambda group: [entry])
+    assert part_names()[-1] == "Toy"
+    assert find_part(Toy()).slug == "toy"
+    assert "y_t = x_t" in card_text("Toy")
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    write_fragments(pages)
+    table = (pages / "toy.md").read_text().partition("[start:sizes]")[2].partition("[end:sizes]")[0]
+    assert "| a &lt; b | `4` |" in table
+    assert cli.main(["toy"]) == 0
+
+
+def test_a_table_takes_no_name_of_a_section(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts_module, "_PARTS", dict(parts_module._PARTS))
+    register_parts(own_part(tables=(("equations", Table("Sizes", ("Name",), ())),)))
+    with pytest.raises(ValueError, match="Toy: got a table 'equations', expected another name"):
+        write_fragments(tmp_path)
+
+
+def test_a_part_is_read_from_a_file_with_its_own_sources(tmp_path):
+    toy = tmp_path / "toy.toml"
+    toy.write_text(
+        """
+        name = "Toy"
+        title = "Toy"
+        family = "toys"
+        fidelity = ["library-original"]
+        summary = ""
+        update = "y"
+        path = "none"
+        not_claimed = ["anything"]
+        checked_by = "pytest tests/toy.py"
+        switches = ["kept"]
+        equations = [{ name = "y", latex = "y_t = x_t" }]
+        sources = [
+          { cite = "toy2026", equations = "eq. 1" },
+          { cite = "cho2014learning", equations = "eq. 5" },
+        ]
+        """
+    )
+    with pytest.raises(ValueError, match="got cite = 'toy2026', expected one of beck"):
+        read_part(toy, Toy, switches={"kept": Switch("kept", "a", "b", "c")})
+    (tmp_path / "switches.toml").write_text('[kept]\nnotes = "a"\npublished = "b"\neffect = "c"\n')
+    switches = read_switches(
+        tmp_path / "switches.toml", SimpleNamespace(kept=1), SimpleNamespace(kept=2)
+    )
+    with pytest.raises(ValueError, match=r"switches\.toml: \[kept\] got no setting of this name"):
+        read_switches(tmp_path / "switches.toml", SimpleNamespace(), SimpleNamespace(kept=2))
+    own = tmp_path / "bibliography.toml"
+    text = """
+        [{key}]
+        authors = "Toy"
+        title = "Toys"
+        venue = ""
+        year = 2026
+        arxiv = ""
+        bibtex = "@misc{{toy}}"
+        """
+    own.write_text(text.format(key="cho2014learning"))
+    with pytest.raises(ValueError, match="got 'cho2014learning', which cells cite; leave it out"):
+        bibliography.__wrapped__(own)
+    own.write_text(text.format(key="toy2026"))
+    bibliography.cache_clear()
+    part = read_part(toy, Toy, switches=switches)
+    assert (part.slug, part.modules, part.checked_by) == ("toy", (Toy,), "pytest tests/toy.py")
+    assert part.switches == (Switch("kept", "a", "b", "c", (1, 2)),)
+    assert part.equations == (Formula("y", "y_t = x_t"),)
+    assert [s.key for s in part.sources] == ["toy2026", "cho2014learning"]
+
+
+def test_names_of_parts_are_unique(monkeypatch):
+    monkeypatch.setattr(parts_module, "_PARTS", {})
+    toy = own_part()
+    register_parts(toy, toy)
+    with pytest.raises(ValueError, match=r"got 'Other' \(toy\), expected a name and a slug"):
+        register_parts(own_part(name="Other"))
+    with pytest.raises(TypeError, match="got str, expected a Part"):
+        register_parts("Toy")

@@ -24,7 +24,7 @@ ROWS = {
         "loop": {"median": 40.0},
         "windows": {
             "16": {"corrections": 9, "looped": 1, "time": {"median": 10.0}, "error": 3e-7,
-                   "error_bound": None},
+                   "error_estimate": None},
         },
     },
     "gradient": WHERE

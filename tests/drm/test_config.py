@@ -91,7 +91,7 @@ def test_flags():
         ({"gate_top_k": 13}, "gate_top_k: got 13"),
         ({"gate_top_k": 2, "transition": "direct"}, "gate_top_k: got 2 with transition='direct'"),
         ({"gate_top_k_renormalize": True}, "gate_top_k_renormalize: got True with gate_top_k=0"),
-        ({"parallel_certify": True}, "parallel_certify: got True with path='block'"),
+        ({"parallel_estimate": True}, "parallel_estimate: got True with path='block'"),
         (
             {"path": "recurrent", "block_carry": "final", "memory": True},
             "block_carry: got 'final' with path='recurrent'",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mpmath
 import pytest
 import torch
 
 from pararnn.drm import Directions, Metric, naturalize, naturalize_in_span, solve_metric
-from pararnn.drm.naturalize import cholesky
+from pararnn.drm.naturalize import cholesky, solve_low_rank, solve_spd
 
 EYE = torch.eye(9, dtype=torch.float64)
 
@@ -250,3 +251,120 @@ def test_directions_that_coincide(form, damping, apart, dtype):
     for name, a, b in zip(("V", "gates", "c", "D", "U"), slopes, of_wide, strict=True):
         assert a.isfinite().all(), name
         assert error(a, b) < 4 * tolerance, name
+
+
+def gamma(k, unit=2.0**-53):
+    return k * unit / (1 - k * unit)
+
+
+@pytest.mark.parametrize("form", ["post", "subspace"])
+@pytest.mark.parametrize("rank", [2, 4, 9])
+@pytest.mark.parametrize("size", [1.0, 1e6, 1e9, 1e12, 3e16, 1e20, 1e100])
+def test_there_is_a_factor_as_long_as_digits_last(form, rank, size):
+    """Against 200 digits. Where the least eigenvalue of the matrix with a diagonal of ones is above Demmel's
+    threshold, there is a factor, and solutions are within his bound; NaN is found nowhere else.
+
+    The factor ends with a relative error of n γ(3n+1) κ/(1 − γ(n+1)), κ of the scaled matrix, in the norm of the
+    scaled solution (Higham, theorem 10.4 and section 10.1)."""
+    large = normal(9, seed=11) > 0
+    diagonal = torch.where(large, size * normal(9, seed=12).abs(), 1e-4) + 0.3
+    factor = size * normal(9, rank, seed=13)
+    if form == "post":
+        scaled = factor / diagonal.unsqueeze(-1)
+        matrix = factor.T @ scaled + torch.eye(rank, dtype=torch.float64)
+    else:
+        vectors = torch.nn.functional.normalize(normal(5, 9, seed=14), dim=-1)
+        matrix = Metric(diagonal, factor).coupling(vectors)
+        matrix = (matrix + matrix.T) / 2 + 0.3 * torch.eye(5, dtype=torch.float64)
+    n = matrix.shape[0]
+    right = normal(1, n, seed=15)
+    found = solve_spd(matrix, right)[0]
+    with mpmath.workdps(200):
+        exact = mpmath.matrix(matrix.tolist())
+        root = [mpmath.sqrt(exact[i, i]) for i in range(n)]
+        unit = mpmath.matrix(n, n)
+        for i in range(n):
+            for j in range(n):
+                unit[i, j] = exact[i, j] / (root[i] * root[j])
+        values = sorted(mpmath.eigsy(unit, eigvals_only=True))
+        least, condition = float(values[0]), float(values[-1] / values[0])
+        if found.isnan().any():
+            assert least <= n * gamma(n + 1) / (1 - gamma(n + 1))
+            assert size > 1e8
+            return
+        if least <= n * gamma(n + 1) / (1 - gamma(n + 1)):
+            return  # nothing is said
+        want = mpmath.lu_solve(exact, mpmath.matrix(right[0].tolist()))
+        wrong = mpmath.norm([root[i] * (float(found[i]) - want[i]) for i in range(n)])
+        whole = mpmath.norm([root[i] * want[i] for i in range(n)])
+        slack = n * gamma(3 * n + 1) / (1 - gamma(n + 1)) * condition
+        # The bound is on the error over the norm of what was found, of which that of the solution is
+        # no less than 1 - slack.
+        assert slack >= 1 or float(wrong / whole) <= slack / (1 - slack)
+
+
+def scaled_condition(matrix):
+    """Of a symmetric matrix of mpmath, scaled to a diagonal of ones."""
+    n = matrix.rows
+    root = [mpmath.sqrt(matrix[i, i]) for i in range(n)]
+    unit = mpmath.matrix(n, n)
+    for i in range(n):
+        for j in range(n):
+            unit[i, j] = matrix[i, j] / (root[i] * root[j])
+    values = sorted(mpmath.eigsy(unit, eigvals_only=True))
+    return values[-1] / values[0]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("size", [1.0, 1e6, 1e12, 3e16, 1e20, 1e37, 1e100, 1e150])
+def test_a_large_term_of_low_rank(size, rank):
+    """Against 700 digits, as large as float64 has the squares of.
+
+    To first order in u each of the two factors has a backward error of 2 n γ(n+1) in the norm of its scaled
+    matrix, which its condition κ enlarges; the second one acts on what the first one made, and the difference
+    that remains is smaller than its terms by ρ. So the relative error is within 16 (n + r)² u κ_A κ_I ρ in the
+    norm of :math:`L^\\top x`; the test is about sizes at which that leaves 6 digits."""
+    large = normal(9, seed=11) > 0
+    diagonal = torch.where(large, size * normal(9, seed=12).abs(), 1e-4) + 0.3
+    vectors = torch.nn.functional.normalize(normal(4, 9, seed=14), dim=-1)
+    columns = vectors @ (size * normal(9, rank, seed=13))
+    matrix = Metric(diagonal, torch.zeros(9, 0).double()).coupling(vectors)
+    matrix = (matrix + matrix.T) / 2 + 0.3 * torch.eye(4, dtype=torch.float64)
+    right = normal(1, 4, seed=15)
+    found = solve_low_rank(matrix, columns, right)[0]
+    with mpmath.workdps(700):
+        a, w = mpmath.matrix(matrix.tolist()), mpmath.matrix(columns.tolist())
+        b = mpmath.matrix(right[0].tolist())
+        root = mpmath.cholesky(a)
+        y, half = mpmath.lu_solve(root, w[:, 0]), mpmath.lu_solve(root, b)
+        ys = mpmath.matrix(4, rank)
+        for k in range(rank):
+            y = mpmath.lu_solve(root, w[:, k])
+            for i in range(4):
+                ys[i, k] = y[i]
+        inner = ys.T * ys + mpmath.eye(rank)
+        want = mpmath.lu_solve(a + w * w.T, b)
+        whole = root.T * want
+        wrong = root.T * (mpmath.matrix(found.tolist()) - want)
+        rho = mpmath.norm(half) / mpmath.norm(whole)
+        slack = (
+            16 * (4 + rank) ** 2 * 2.0**-53 * scaled_condition(a) * scaled_condition(inner) * rho
+        )
+        assert float(slack) < 1e-6
+        assert float(mpmath.norm(wrong) / mpmath.norm(whole)) <= float(slack)
+
+
+@pytest.mark.parametrize("size", [3e16, 1e30, 1e100])
+def test_velocities_in_the_span_at_large_states(size):
+    """And their gradients: the sum of both terms has no factor there."""
+    diagonal = torch.tensor([size] * 6 + [1e-4] * 3, dtype=torch.float64)
+    g = Metric(diagonal.requires_grad_(), (size * normal(9, 2)).requires_grad_())
+    directions = Directions(
+        torch.nn.functional.normalize(normal(5, 9, seed=3), dim=-1), normal(5).sigmoid()
+    )
+    whole = g.coupling(directions.vectors) + 0.3 * torch.eye(5, dtype=torch.float64)
+    assert cholesky((whole + whole.T) / 2).isnan().all()
+    found = naturalize_in_span(g, directions, normal(3, 5), 1.0, 0.3, "subspace")
+    assert found.isfinite().all()
+    for grad in torch.autograd.grad(found.sum(), (g.diagonal, g.factor)):
+        assert grad.isfinite().all()

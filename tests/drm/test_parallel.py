@@ -99,8 +99,8 @@ def test_the_model_of_the_recurrent_path(changes, corrections):
     found = {}
     for path in ("recurrent", "parallel"):
         options = {"parallel_window": 8, "parallel_corrections": corrections}
-        certify = path == "parallel"
-        module = DRM(config.changed(path=path, **options, parallel_certify=certify)).double()
+        estimate = path == "parallel"
+        module = DRM(config.changed(path=path, **options, parallel_estimate=estimate)).double()
         out = module(tokens[:, :-1], trace=True)
         assert torch.equal(module(tokens[:, :-1]).logits, out.logits)
         loss = drm_loss(out, tokens[:, 1:], config, weights).total
@@ -109,7 +109,7 @@ def test_the_model_of_the_recurrent_path(changes, corrections):
     (a, a_loss, a_grads), (b, b_loss, b_grads) = found["recurrent"], found["parallel"]
     assert a.sweeps is None
     assert b.sweeps.converged == (corrections == 16)
-    assert 0 <= b.sweeps.error_bound < 1e-11
+    assert 0 <= b.sweeps.error_estimate < 1e-11
     for what in ("logits", "states", "base"):
         torch.testing.assert_close(getattr(b, what), getattr(a, what), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(b.state.z, a.state.z, rtol=1e-11, atol=1e-12)

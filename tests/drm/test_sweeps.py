@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import sys
 
 import mpmath
@@ -150,17 +151,17 @@ def test_the_first_correction_is_the_block_path():
 @pytest.mark.parametrize("kind", ["directions", "direct", "strong"])
 @pytest.mark.parametrize("window", [0, 5, 16])
 @pytest.mark.parametrize("tol", [1e-4, 1e-8])
-def test_error_bound(kind, window, tol):
+def test_error_estimate(kind, window, tol):
     module, (z, e) = dynamics(**KINDS[kind]), problem()
     with torch.no_grad():
         want = recurrent_states(module, z, e, 0.4).states
-        found = sweep_states(module, z, e, 0.4, window=window, tol=tol, certify=True)
+        found = sweep_states(module, z, e, 0.4, window=window, tol=tol, estimate=True)
     error = float((found.states - want).abs().max())
     # What the bound grants rounding: twice 8 roundings of the radius a step, over 33 steps.
     rounding = 2 * 8 * 33 * 2.0 * 2.0**-53
-    assert error <= found.error_bound
-    assert found.error_bound <= 2.5 * error + rounding
-    assert sweep_states(module, z, e, 0.4, tol=tol).error_bound is None
+    assert error <= found.error_estimate
+    assert found.error_estimate <= 2.5 * error + rounding
+    assert sweep_states(module, z, e, 0.4, tol=tol).error_estimate is None
 
 
 def test_the_bound_sees_growth():
@@ -172,9 +173,9 @@ def test_the_bound_sees_growth():
         module.direct.second.weight.mul_(6.0)
         z, e = 1e-2 * normal(2, 7), 1e-2 * normal(2, 60, 5, seed=1)
         want = recurrent_states(module, z, e, 0.0).states
-        found = sweep_states(module, z, e, 0.0, window=20, tol=1e-9, certify=True)
+        found = sweep_states(module, z, e, 0.0, window=20, tol=1e-9, estimate=True)
     error = float((found.states - want).abs().max())
-    assert error <= found.error_bound <= 2.5 * error
+    assert error <= found.error_estimate <= 2.5 * error
 
 
 def test_later_tokens_and_other_rows_change_no_bit():
@@ -211,14 +212,14 @@ def test_what_is_not_finite_is_not_called_converged(value, window):
     module, (z, e) = dynamics(), problem()
     broken = e.detach().clone()
     broken[1, 5] = value
-    found = sweep_states(module, z, broken, 0.4, window=window, certify=True)
+    found = sweep_states(module, z, broken, 0.4, window=window, estimate=True)
     assert not found.states.isfinite().all()
     assert not found.converged
+    assert math.isnan(found.remainder)
     assert math.isnan(found.error_estimate)
-    assert math.isnan(found.error_bound)
-    whole = sweep_states(module, z, e, 0.4, window=window, certify=True)
+    whole = sweep_states(module, z, e, 0.4, window=window, estimate=True)
     assert whole.converged
-    assert whole.error_estimate + whole.error_bound < 1e-11
+    assert whole.remainder + whole.error_estimate < 1e-11
 
 
 def test_a_correction_that_overflows_does_not_settle():
@@ -280,15 +281,15 @@ def test_errors_are_measured_against_the_states_themselves(radius, start, dtype)
     """Also where the start is far larger, and where all of them are small."""
     module = dynamics(state_radius=radius).to(dtype)
     z, e = (start * normal(3, 7)).to(dtype), normal(3, 33, 5, seed=1).to(dtype)
-    found = sweep_states(module, z, e, 0.4, certify=True)
+    found = sweep_states(module, z, e, 0.4, estimate=True)
     want = loop(module, z, e, 0.4)
     error = (found.states - want).abs()
     relative = float((error.amax(-1) / want.abs().amax(-1).cummax(1).values).max())
     assert found.converged
     assert relative < (1e-5 if dtype == torch.float32 else 1e-12)
     rounding = 33 * torch.finfo(dtype).eps
-    assert relative < 10 * found.error_estimate + rounding
-    assert float(error.max()) <= found.error_bound
+    assert relative < 10 * found.remainder + rounding
+    assert float(error.max()) <= found.error_estimate
 
 
 def test_a_metric_without_a_factor():
@@ -313,7 +314,7 @@ def test_starts_whose_metric_may_have_no_factor(start, monkeypatch):
     module = dynamics(state_radius=8.0)
     z, e = start * normal(3, 7), normal(3, 9, 5, seed=1)
     with torch.no_grad():
-        found = sweep_states(module, z, e, 0.4, certify=True)
+        found = sweep_states(module, z, e, 0.4, estimate=True)
         with monkeypatch.context() as patched:
             patched.setattr(sys.modules["pararnn.drm.naturalize"], "solve_metric", solved)
             want = loop(module, z, e, 0.4)
@@ -322,7 +323,7 @@ def test_starts_whose_metric_may_have_no_factor(start, monkeypatch):
     torch.testing.assert_close(found.states[~lost], want[~lost], rtol=0, atol=1e-9)
     assert torch.equal(lost, lost[:, :1, :1].expand_as(lost))  # whole rows, from the first step
     assert found.converged != bool(lost.any())
-    assert math.isnan(found.error_estimate) == math.isnan(found.error_bound) == bool(lost.any())
+    assert math.isnan(found.remainder) == math.isnan(found.error_estimate) == bool(lost.any())
 
 
 def solved(metric, v, damping=0.0, precision="safe"):
@@ -354,10 +355,10 @@ def test_a_bound_holds_or_is_infinite(seed, dtype):
         for p in module.parameters():
             p.mul_(1.5 + seed)
     z, e = normal(2, 7, seed=seed).to(dtype), normal(2, 80, 5, seed=seed + 9).to(dtype)
-    found = sweep_states(module, z, e, 0.4, window=40, certify=True)
+    found = sweep_states(module, z, e, 0.4, window=40, estimate=True)
     error = float((found.states - loop(module, z, e, 0.4)).abs().max())
-    assert error <= found.error_bound
-    assert found.error_bound < math.inf or error > 1e-7
+    assert error <= found.error_estimate
+    assert found.error_estimate < math.inf or error > 1e-7
 
 
 @pytest.mark.parametrize("kind", ["directions", "direct"])
@@ -423,9 +424,9 @@ def test_a_report_is_short():
 def test_empty_and_errors():
     for shape in ((2, 0), (0, 3)):
         z = normal(shape[0], 7).requires_grad_()
-        found = sweep_states(dynamics(), z, normal(*shape, 5), 0.4, certify=True)
+        found = sweep_states(dynamics(), z, normal(*shape, 5), 0.4, estimate=True)
         assert found.states.shape == (*shape, 7)
-        assert found.error_bound == 0.0
+        assert found.error_estimate == 0.0
         found.states.sum().backward()
         assert not z.grad.any()
     with pytest.raises(ValueError, match="geometry_interval: got 2"):
@@ -434,3 +435,34 @@ def test_empty_and_errors():
         sweep_states(dynamics(truncation=2), normal(2, 7), normal(2, 3, 5), 0.4)
     with pytest.raises(ValueError, match="dropout: got"):
         sweep_states(dynamics(dropout=0.2), normal(2, 7), normal(2, 3, 5), 0.4)
+
+
+def test_the_reason_says_what_to_change():
+    """None; windows that need more corrections; states that are lost to a metric without a factor."""
+    config = DRMConfig(d_state=10, d_token=4, hidden_size=12, n_directions=5, metric_rank=3)
+    e = normal(2, 12, 4, seed=3)
+
+    def swept(z, max_corrections=0, **changes):
+        dynamics = DRMDynamics(config.changed(**changes)).double()
+        with torch.no_grad():
+            return sweep_states(dynamics, z, e, 0.5, window=6, max_corrections=max_corrections)
+
+    z = normal(2, 10)
+    assert swept(z).reason is None
+    few = swept(z, 1)
+    assert not few.converged
+    assert re.match(
+        r"2 of 2 windows had not settled after 1 corrections .* raise parallel_", few.reason
+    )
+    lost = swept(1e25 * z, bounded_state=False, naturalization_form="orthonormal")
+    assert not lost.converged
+    assert (
+        "not finite from token 0 on, the largest entry before being that of the start"
+        in lost.reason
+    )
+    assert "metric without a factor in its precision; bound the state" in lost.reason
+    with torch.no_grad():
+        e[1, 7] = torch.nan
+    assert re.search(
+        r"not finite from token 7 on, the largest entry before being \d", swept(z).reason
+    )

@@ -72,3 +72,46 @@ def test_for_sm_90(name, kind, state, unroll, block, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+DELTA = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from pararnn.kernels import chain, delta
+
+kind, rows, resets = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+precision = "ieee" if kind == "fp64" else "tf32x3"
+sizes = dict(K=rows, V=rows, NH=2, M=32, BK=rows, BV=32, DECAY=True, PRECISION=precision)
+sizes |= dict(ROWS=rows, COLS=16, resets=None, cuts=None)
+kernels = [delta.prepare, delta.emit, delta.pull, delta.pull_values, delta.gradients]
+for fn, back in [(k, False) for k in kernels] + [(chain.walk_chain, b) for b in (False, True)]:
+    signature, values = {}, {}
+    for i, arg in enumerate(fn.arg_names):
+        if arg in ("resets", "cuts") and resets:
+            signature[arg] = "*u8"
+        elif arg in sizes or arg == "BACK":
+            signature[arg], values[(i,)] = "constexpr", sizes.get(arg, back)
+        elif arg in ("steps", "chunks", "HEADS", "T"):
+            signature[arg] = "i32"
+        else:
+            signature[arg] = ("i32",) * 5 if arg.endswith("_s") else "*" + kind
+    made = triton.compile(ASTSource(fn, signature, constexprs=values),
+                          target=GPUTarget("cuda", 90, 32), options={"num_warps": 2})
+    assert made.asm["cubin"], fn
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("kind", ["fp32", "fp64"])
+def test_the_delta_rule_for_sm_90(kind, resets, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", DELTA, kind, "32", str(resets)],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -195,7 +195,10 @@ MUTANTS = {
         "tl.where(i[:, None] > i[None, :], scores",
     ),
     "the chunk's end does not fade": ("transition + last(through, i, M)", "transition + 1.0"),
-    "writes do not fade": ("w * last(between, i, M)[:, None]), x", "w), x"),
+    "writes do not fade": (
+        "w = of_end(w * last(between, i, M)[:, None], piece)",
+        "w = of_end(w, piece)",
+    ),
     "keys do not fade": ("-through[:, None] * keys", "-keys"),
     "decay at every micro-step": ("& (at % NH == 0)", ""),
     "queries of another micro-step": (
@@ -208,18 +211,21 @@ MUTANTS = {
     ),
     "the end of another chunk": ("chunk + 1) * K * V", "chunk) * K * V"),
     "outputs say nothing about errors": (
-        "queries = through[:, None] * queries - times(moved, through[:, None] * keys, PRECISION)",
-        "queries = through[:, None] * queries",
+        "queries -= weigh(moved, faded, seen(i, piece, False), PRECISION)",
+        "",
     ),
     "a system's cotangent has a diagonal": (
         "i[:, None] > i[None, :], d_system",
         "i[:, None] >= i[None, :], d_system",
     ),
-    "what is left has no cotangent": ("d_through + tl.sum(left, 0)", "d_through"),
+    "what is left has no cotangent": ("d_through + left", "d_through"),
     "a product with its own factor": ("exists, NH, 1)", "exists, NH, 0)"),
     "keys' cotangent by what is written": (" + sizes[:, None] * d_w", ""),
-    "queries' cotangent by the start": (" + through[:, None] * d_read", ""),
-    "keys' cotangent by the start": (" - through[:, None] * d_faded", ""),
+    "queries' cotangent by the start": (
+        "d_queries += scaled(d_read, through[:, None] * d_read, piece)",
+        "",
+    ),
+    "keys' cotangent by the start": (" - scaled(d_faded, through[:, None] * d_faded, piece)", ""),
 }
 
 

@@ -219,6 +219,7 @@ RANGES = (
     ("ranges", Mutant("cotangents taken on trust", r"good = fits\([^)]*\)", "good = True", "repair.repair_back")),
     ("ranges", Mutant("terms without bound", r"scale \+ least_of\(scale\)", "1e30", "repair.any_apart")),
     ("not_finite", Mutant("cotangents not handed on", r"end = choose\(loose, found, end\)", "pass", "repair.repair_back")),
+    ("not_finite", Mutant("NaN is small", r"far\(values\[0\], floor, 1.0\)", "(tl.abs(values[0]) > floor)", "walk_back.any_above")),
     ("not_finite", Mutant("NaN fits", r"far\(difference, float\(.inf.\), 1.0\)", "(tl.abs(difference) > 3e38)", "repair.any_apart")),
 )  # fmt: skip
 
@@ -231,7 +232,8 @@ def test_mutants_of_the_range_are_noticed(kit, check, mutant, mutated, monkeypat
     run = getattr(importlib.import_module("gpu_ranges"), check)
     counts = mutated(mutant)
     more = [["a product of zero"]] if check == "ranges" else []
-    assert not all(result["good"] for result in run(4, 2, kit.DEVICE, *more))
+    sizes = (20, 1) if check == "not_finite" else (4, 2)  # of chunks and of the state
+    assert not all(result["good"] for result in run(*sizes, kit.DEVICE, *more))
     assert any(counts), "the mutant no longer fits the text"
 
 

@@ -60,6 +60,12 @@ def test_the_checks_of_the_script(kit, script, check):
     passes(getattr(script, check)(CHUNK, 2, kit.DEVICE))
 
 
+@pytest.mark.slow
+def test_what_is_not_finite_ends_no_walk(kit, script):
+    """A correction that walks by itself stops where it is small, block after block."""
+    passes(script.not_finite(20, 1, kit.DEVICE))
+
+
 def test_the_script_notices_what_is_wrong(kit, script, monkeypatch):
     """With the starts as the products say, and cotangents not walked again."""
 

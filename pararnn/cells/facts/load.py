@@ -42,10 +42,21 @@ def shared() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def bibliography() -> dict[str, dict[str, Any]]:
-    """Every source by its key, under ``cite``."""
-    rows = read(FOLDER / "bibliography.toml")
-    return {"cite": {key: {"key": key, **row} for key, row in rows.items()}}
+def bibliography(*more: Path) -> dict[str, dict[str, Any]]:
+    """Every source by its key, under ``cite``; with those of other files, of which any may be absent.
+
+    Raises
+    ------
+    ValueError
+        If two files have a key.
+    """
+    found: dict[str, Any] = {}
+    for path in (FOLDER / "bibliography.toml", *(path for path in more if path.exists())):
+        for key, row in read(path).items():
+            if key in found:
+                raise ValueError(f"{path}: got {key!r}, which cells cite; leave it out.")
+            found[key] = {"key": key, **row}
+    return {"cite": found}
 
 
 def read(path: Path) -> dict[str, Any]:

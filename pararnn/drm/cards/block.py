@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...spec import Spec, tanh
+from pararnn.spec import Spec, tanh
+
 from ..mixer import CausalLocalMixer
 from ..residual import TokenStateResidual
 from .part import part

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sympy
 
-from ...spec import maximum, sigmoid, tanh
-from ...spec.fragment import Fragment
+from pararnn.spec import Fragment, maximum, sigmoid, tanh
+
 from ..direction import DirectionField
 from ..dynamics import DRMDynamics
 from ..flow import DirectStateTransition, DRMFlow

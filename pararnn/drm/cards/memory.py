@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...spec import Spec, sigmoid, tanh
-from ...spec.fragment import Fragment
+from pararnn.spec import Fragment, Spec, sigmoid, tanh
+
 from ..memory import SelectiveMemory
 from .part import part
 

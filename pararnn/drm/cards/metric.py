@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...spec import softplus
-from ...spec.fragment import Fragment
+from pararnn.spec import Fragment, softplus
+
 from ..metric import RelationalMetric
 from .part import part
 

@@ -7,6 +7,7 @@ from ..initial import DRMStateInitializer, TokenEmbedding
 from ..model import DRM
 from ..risk import RiskField
 from .part import part
+from .variants import TABLES
 
 MODEL = part(
     "drm",
@@ -15,4 +16,5 @@ MODEL = part(
     DRMStateInitializer,
     LanguageEmitter,
     RiskField,
+    tables=TABLES,
 )

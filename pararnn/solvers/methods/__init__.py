@@ -7,7 +7,7 @@ cheapest that fits; :func:`pararnn.explain` prints the list.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +20,8 @@ from .scan import Scan
 from .sequential import Sequential
 from .shooting import Shooting
 
-ALL: tuple[Method, ...] = (Fused(), Delta(), Scan(), Shooting(), Newton(), Sequential())
+FUSED: Method = Fused()
+ALL: tuple[Method, ...] = (FUSED, Delta(), Scan(), Shooting(), Newton(), Sequential())
 BY_NAME = {method.name: method for method in ALL}
 ASKED = ("auto", "sequential", "newton", "shooting")
 """What a user can ask for."""
@@ -49,7 +50,30 @@ def choose(problem: Problem) -> tuple[Method, Choice]:
     ValueError
         If no method does what is asked for.
     """
-    listed = [(method, method.unfit(problem)) for method in ALL]
+    if problem.spec is None or torch.compiler.is_compiling():
+        return _choose(problem, FUSED.unfit(problem))
+    u, refused = problem.u, FUSED.unfit(problem)
+    key = (
+        problem.spec, problem.recurrence.state_shape, u.shape, u.device, u.dtype, problem.config,
+        problem.method, problem.layer, refused, problem.traced, problem.transformed,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    made = _MADE.get(key)
+    if made is None:
+        if len(_MADE) > 1024:
+            _MADE.clear()
+        made = _MADE[key] = _choose(problem, refused)
+    return made
+
+
+_MADE: dict[Any, tuple[Method, Choice]] = {}
+"""Choices that were made; sizes and settings of a problem with a Spec say all."""
+
+
+def _choose(problem: Problem, refused: str | None) -> tuple[Method, Choice]:
+    """``refused`` is why the kernels are unfit."""
+    others = [(method, method.unfit(problem)) for method in ALL if method is not FUSED]
+    listed = [(FUSED, refused), *others]
     fit = [method for method, why in listed if why is None]
     if not fit:
         raise ValueError(_nothing(problem, {m.name: why for m, why in listed}))
@@ -58,7 +82,6 @@ def choose(problem: Problem) -> tuple[Method, Choice]:
     else:
         best = min(fit, key=lambda method: method.cost(problem))
     choice = best.choice(problem)
-    refused = listed[0][1]
     if refused is not None and problem.u.device.type != "cpu" and refused not in choice.reason:
         choice = replace(choice, reason=f"{choice.reason}; not fused: {refused}")
     return best, choice

@@ -186,26 +186,28 @@ class FusedStates:
 
 def _launched(call: Call, backward: bool) -> tuple[Any, Plan]:
     """A call as the kernels are launched with it, and how it is cut."""
-    u, slots, width = call.u, len(call.spec.slots), call.state_shape[-1]
+    u, spec = call.drives[0], call.spec
+    slots, width = len(spec.slots), call.sizes[0]
     apart, wide = len(call.drives) > 1, call.dtype == torch.float64
     h0 = None if call.h0 is None else call.h0.reshape(u.shape[0], slots, width)
     drives = tuple(call.drives) if apart else u
-    arguments = call.spec, drives, tuple(call.params), call.dt, h0, call.resets, wide
-    made = _cut(call.spec, u, width, 8 if wide else u.element_size(), call, backward)
+    arguments = spec, drives, tuple(call.params), call.dt, h0, call.resets, wide
+    made = _cut(spec, u, width, 8 if wide else u.element_size(), call, backward)
     return launcher().Problem(*arguments), made
 
 
 def run_fused(call: Call) -> Results:
-    if call.u.numel() == 0:
+    u = call.drives[0]
+    if u.numel() == 0:
         output, others, final = operator.empty_results(call)
         final = final.zero_() if call.h0 is None else final.copy_(call.h0)
         made = _cut(call.spec, call.u, call.state_shape[-1], 4, call, False)
         return output, others, final, DeviceProgress(call.u.new_empty(0), made, call.u.shape[1])
-    with on_device_of(call.u):
+    with on_device_of(u):
         problem, made = _launched(call, backward=False)
         output, others, final, miss = launcher().run_forward(problem, made)
-    final = final.view(final.shape[0], *call.state_shape)
-    return output, others, final, DeviceProgress(miss, made, call.u.shape[1])
+    final = final.squeeze(1) if problem.slots == 1 else final
+    return output, others, final, DeviceProgress(miss, made, u.shape[1])
 
 
 def run_fused_back(

@@ -91,10 +91,11 @@ def transformable_states(problem: Problem) -> Tensor:
 def run_scan(call: operator.Call) -> operator.Results:
     """All states, by rows of the batch."""
     output, others, _ = operator.empty_results(call)
-    recurrence, u, h0, resets = call.recurrence(), call.packed, call.start, call.resets
-    for rows in groups(u, h0[:1].numel()):
-        local = None if resets is None else resets[rows]
-        linear_states(recurrence, u[rows], h0[rows], local, output[rows])
+    with full_precision(call.u.device):
+        recurrence, u, h0, resets = call.recurrence(), call.packed, call.start, call.resets
+        for rows in groups(u, h0[:1].numel()):
+            local = None if resets is None else resets[rows]
+            linear_states(recurrence, u[rows], h0[rows], local, output[rows])
     return output, others, output[:, -1].clone() if u.shape[1] else h0.clone(), HostProgress()
 
 

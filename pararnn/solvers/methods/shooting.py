@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..._checks import full_precision
 from ...scan.inputs import cut
 from .. import operator
 from ..adjoint import Solve, solve_linear
@@ -133,8 +134,9 @@ def parallel_states(
 
 
 def run_chunks(call: operator.Call) -> operator.Results:
-    arguments = call.resets, call.packed, call.start, call.settings
-    states, progress = chunked(call.recurrence(), *arguments)
+    with full_precision(call.u.device):
+        arguments = call.resets, call.packed, call.start, call.settings
+        states, progress = chunked(call.recurrence(), *arguments)
     final = states[:, -1].clone() if states.shape[1] else call.start.clone()
     return states, states.new_empty(states.shape[0], 0), final, progress
 

@@ -33,18 +33,13 @@ if TYPE_CHECKING:
     from ..spec import Spec
 
 PROGRAMS: dict[str, Callable[[Spec], Program]] = {
-    "step": forward.step,
-    "read": forward.read,
-    "step_jacobian": forward.step_jacobian,
-    "affine": forward.affine,
-    "coefficients": forward.coefficients,
-    "linearization": forward.linearization,
-    "channel_jacobian": forward.channel_jacobian,
-    "tangent": tangent.tangent,
-    "transpose": backward.transpose,
-    "gradients": backward.gradients,
-    "majorant": tangent.majorant,
-    "adjoint": backward.adjoint,
+    f.__name__: f
+    for f in (
+        *(forward.step, forward.read, forward.step_jacobian, forward.affine),
+        *(forward.coefficients, forward.linearization, forward.channel_jacobian),
+        *(tangent.tangent, backward.transpose, backward.gradients, tangent.majorant),
+        backward.adjoint,
+    )
 }
 
 

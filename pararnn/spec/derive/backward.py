@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from ..declarations import Linear
-from ..program import Apply, Group, Let, Program, arguments, named, recurrent_arguments, zero
+from ..program import Apply, Group, Let, Program, arguments, real, recurrent_arguments, zero
 from .factorization import operand_symbol
 from .forward import Stages, coefficient_symbols
 
@@ -19,7 +19,7 @@ Edge = tuple[sympy.Symbol, sympy.Symbol]
 
 
 def bar_of(symbol: sympy.Symbol) -> sympy.Symbol:
-    return named(f"{'' if symbol.name.startswith('_') else '_'}{symbol.name}_bar")
+    return real(f"{'' if symbol.name.startswith('_') else '_'}{symbol.name}_bar")
 
 
 class Cotangents:
@@ -34,7 +34,7 @@ class Cotangents:
         self.bar = {out: bar_of(out) for out in self.fz.outputs}
         self.inputs = tuple(b.name for b in self.bar.values())
         self.nothing = zero(self.bar[self.fz.outputs[0]])
-        self.operands = {o: named(f"_q{i}") for i, o in enumerate(self.fz.operands)}
+        self.operands = {o: real(f"_q{i}") for i, o in enumerate(self.fz.operands)}
         self.statements: list[Let] = []
         known: dict[sympy.Expr, sympy.Symbol] = {}
         for stage in reversed(self.fz.stops):

@@ -121,8 +121,7 @@ class Factorization:
         """Symbols whose value depends on the previous state."""
         found = set(self.slots)
         for stage in self.spec.stages:
-            expr = stage.operand if isinstance(stage, Linear) else stage.expr
-            if expr.free_symbols & found:
+            if stage.expr.free_symbols & found:
                 found.add(stage.symbol)
         return frozenset(found)
 

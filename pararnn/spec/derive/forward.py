@@ -9,7 +9,7 @@ import sympy
 
 from ..declarations import Elementwise, Linear
 from ..functions import sigmoid
-from ..program import Apply, Group, Let, Program, arguments, named, recurrent_arguments
+from ..program import Apply, Group, Let, Program, arguments, real, recurrent_arguments
 from .complements import Complements
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def coefficient_symbols(count: int) -> tuple[sympy.Symbol, ...]:
-    return tuple(named(f"_c{i}") for i in range(count))
+    return tuple(real(f"_c{i}") for i in range(count))
 
 
 class Stages:
@@ -39,7 +39,7 @@ class Stages:
             operand = self(stage.operand)
             if stage.map.structure == "diagonal":
                 # Kept unevaluated, so that a*(r*h) is computed in the order of the page.
-                product = sympy.Mul(named(stage.map.name), operand, evaluate=False)
+                product = sympy.Mul(real(stage.map.name), operand, evaluate=False)
                 self.shorthand[stage.symbol] = operand if operand == 0 else product
             else:
                 applied = Apply(stage.map.structure, stage.map.argument, operand)
@@ -60,7 +60,7 @@ class Stages:
             return
         inner = value.args[0]
         if not inner.as_coeff_Mul()[1].is_Symbol:
-            inner = named(f"_{symbol.name}_in")
+            inner = real(f"_{symbol.name}_in")
             self.statements.append(Let(inner, value.args[0], brief=True))
         rest = self.complements.symbol_of(symbol)
         self.depth[rest] = self.depth[symbol]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from ..declarations import Linear
-from ..program import Apply, Let, Program, named, recurrent_arguments, zero
+from ..program import Apply, Let, Program, real, recurrent_arguments, zero
 from .factorization import operand_symbol
 from .forward import coefficient_symbols
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def tangent(spec: Spec, absolute: bool = False) -> Program:
     fz = spec.factorization
-    dot = {s: named(f"_{s.name}_dot") for s in fz.slots}
+    dot = {s: real(f"_{s.name}_dot") for s in fz.slots}
     perturbations = tuple(d.name for d in dot.values())
     statements = []
 
@@ -32,7 +32,7 @@ def tangent(spec: Spec, absolute: bool = False) -> Program:
         if isinstance(stage, Linear):
             function = f"{stage.map.structure}{'_abs' * absolute}"
             value = Apply(function, stage.map.argument, value)
-        dot[stage.symbol] = named(f"_{stage.symbol.name}_dot")
+        dot[stage.symbol] = real(f"_{stage.symbol.name}_dot")
         statements.append(Let(dot[stage.symbol], value))
     names = tuple(c.name for c in coefficient_symbols(fz.n_state))
     inputs = (*perturbations, *names, *recurrent_arguments(spec))

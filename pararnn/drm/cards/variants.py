@@ -1,13 +1,14 @@
-"""The table of the DRM's variants, from the data of the switch matrix."""
+"""The tables of variants, from the data of the switch matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..drm import Variant
-from .typeset import prose, table
+from pararnn.cells import Table
 
-HEADER = [
+from ..variants import CONTROLS, VARIANTS, Variant
+
+_HEADER = (
     "Variant",
     "About",
     "Transition",
@@ -18,15 +19,15 @@ HEADER = [
     "Block",
     "Losses beside CE",
     "Parameters",
-]
+)
 
 
-def variants(rows: Mapping[str, Variant], caption: str) -> str:
+def _table(rows: Mapping[str, Variant], caption: str) -> Table:
     """One row a variant, at the published 125M size."""
-    return table(HEADER, [_row(v) for v in rows.values()], caption)
+    return Table(caption, _HEADER, tuple(map(_row, rows.values())), prose=(1,))
 
 
-def _row(v: Variant) -> list[str]:
+def _row(v: Variant) -> tuple[str, ...]:
     c = v.config()
     if not c.metric:
         metric = "–"
@@ -36,9 +37,9 @@ def _row(v: Variant) -> list[str]:
         metric = "unused"
     growth = f", {c.mixer_dilation_growth}" if c.mixer_dilation_growth > 1 else ""
     terms = [name for name, weight in v.losses.terms().items() if weight]
-    return [
+    return (
         f"`{v.name}`",
-        prose(v.about),
+        v.about,
         f"`{c.transition}`",
         metric,
         f"{c.mixer_hidden}×{c.mixer_layers}{growth}" if c.mixer else "–",
@@ -47,4 +48,10 @@ def _row(v: Variant) -> list[str]:
         str(c.block_length),
         f"{len(terms)} terms" if len(terms) > 1 else "".join(f"`{t}`" for t in terms) or "–",
         f"{v.parameters:,}",
-    ]
+    )
+
+
+TABLES = (
+    ("variants", _table(VARIANTS, "Variants of the DRM")),
+    ("controls", _table(CONTROLS, "Controls of the DRM that were not published")),
+)
