@@ -106,7 +106,7 @@ class DeltaMinGRU(Mixer):
     TypeError, ValueError
         If a size is missing or not a positive integer, if ``d_k`` is not given and ``n_heads``
         does not divide ``d_h``, or if an argument of the decay is none; in a call, if there is a
-        ``delta_t`` without a decay or a decay without one, or a state has not the shape
+        ``dt`` without a decay or a decay without one, or a state has not the shape
         ``(B, 1, n_heads * d_k * d_v)`` or ``(B, n_heads * d_k * d_v)``.
 
     References

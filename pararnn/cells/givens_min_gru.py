@@ -80,7 +80,7 @@ class GivensMinGRU(LearnedStart):
     TypeError, ValueError
         If a width is missing, not positive or no multiple of ``block_size``, ``block_size`` is not
         even and positive, ``rounds`` is not positive, or an argument of the decay is none; in a
-        call, if there is a ``delta_t`` without a decay or a decay without one.
+        call, if there is a ``dt`` without a decay or a decay without one.
 
     References
     ----------

@@ -105,7 +105,7 @@ class MinGRU(PositiveMixer):
     ------
     TypeError, ValueError
         If a width is missing or not positive, or an argument of the decay is none; in a call, if
-        ``h_0`` has an entry below 0 or a NaN, or there is a ``delta_t`` without a decay or a decay
+        ``h0`` has an entry below 0 or a NaN, or there is a ``dt`` without a decay or a decay
         without one.
 
     References

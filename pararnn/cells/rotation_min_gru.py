@@ -87,7 +87,7 @@ class RotationMinGRU(LearnedStart):
     TypeError, ValueError
         If a width is missing, not positive or odd, ``snap`` is neither None nor a non-empty
         sequence of positive integers, or an argument of the decay is none; in a call, if there is
-        a ``delta_t`` without a decay or a decay without one.
+        a ``dt`` without a decay or a decay without one.
 
     References
     ----------

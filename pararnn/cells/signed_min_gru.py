@@ -55,7 +55,7 @@ class SignedMinGRU(Mixer):
     ------
     TypeError, ValueError
         If a width is missing or not positive, or an argument of the decay is none; in a call, if
-        there is a ``delta_t`` without a decay or a decay without one.
+        there is a ``dt`` without a decay or a decay without one.
 
     References
     ----------

@@ -198,16 +198,15 @@ class ParaRNN(nn.Module):
 
     def batched(
         self, x: Tensor, h0: Any = None, resets: Any = None, dt: Any = None
-    ) -> tuple[Tensor, Any, Any, Any]:
+    ) -> tuple[Any, ...]:
         """Arguments of :meth:`forward` as those of a batch, ``(B, T, …)``."""
+        given: list[Any] = [x, resets, dt]
         if x.ndim == 2:
             h0 = None if h0 is None else h0.unsqueeze(1)
-            x = x.unsqueeze(0)
-            resets, dt = (None if v is None else v.unsqueeze(0) for v in (resets, dt))
+            given = [None if v is None else v.unsqueeze(0) for v in given]
         elif not self.batch_first:
-            x = x.transpose(0, 1)
-            resets, dt = (None if v is None else v.transpose(0, 1) for v in (resets, dt))
-        return x, h0, resets, dt
+            given = [None if v is None else v.transpose(0, 1) for v in given]
+        return given[0], h0, *given[1:]
 
     def _padded(
         self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Any, lengths: Tensor

@@ -71,5 +71,5 @@ class Tagger(nn.Module):
             if dt is None:
                 raise ValueError("dt: the task has time gaps, got none; give dt of shape (B, T).")
             x = torch.cat((x, dt.log1p().unsqueeze(-1)), -1)
-        states, _ = self.core(x, delta_t=dt) if self.decay else self.core(x)
+        states, _ = self.core(x, dt=dt) if self.decay else self.core(x)
         return self.head(states)
