@@ -137,8 +137,9 @@ def mutated(monkeypatch):
 
     def load(mutant: Mutant) -> int:
         from pararnn import kernels
-        from pararnn.kernels import programs
+        from pararnn.kernels import programs, support
 
+        support.launcher.cache_clear()  # which remembers the module that it has found
         place, function = mutant.within.split(".")
         counts = []
         if place == "programs":
@@ -164,7 +165,10 @@ def mutated(monkeypatch):
             exec(compile(source, file, "exec"), module.__dict__)
         return counts
 
-    return load
+    from pararnn.kernels import support
+
+    yield load
+    support.launcher.cache_clear()
 
 
 def check(kit, case):
