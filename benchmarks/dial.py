@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from harness import ROOT
@@ -166,7 +167,7 @@ SIZES = (64, 1024, 16384)
 def modelled() -> Plot:
     from pararnn.solvers import cost
 
-    device = cost.Machine(cost.machine("cpu").overhead, cost.machine("cpu").grain, 1)
+    device = replace(cost.machine("cpu"), processors=1)
     lengths = [2.0**i for i in range(6, 13)]
     plot = Plot(
         f"Modelled cost, T = {TOTAL}, loop = 1",

@@ -211,7 +211,8 @@ def delta_resets(chunk: int, width: int, device: str) -> Results:
             leaves = {n: x.to(device).requires_grad_() for n, x in values.items()}
             y, end = delta_scan(**leaves, resets=resets, chunk_size=chunk, backend="fused")
             seen = [y[0], y[1, reset:], end]
-            grads = torch.autograd.grad(sum(x.sin().sum() for x in seen), list(leaves.values()))
+            loss = torch.stack([x.sin().sum() for x in seen]).sum()
+            grads = torch.autograd.grad(loss, list(leaves.values()))
             found.append([*seen, y[1, : reset - 5], *grads])
         good = all(map(torch.equal, *found))
         crossed = max(float(g[1, :reset].abs().max()) for g in (*found[1][4:8], found[1][9]))

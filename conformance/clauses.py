@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CELL, DRM = "cell", "DRM"
+from pararnn.testing.kinds import CELL
+
+DRM = "DRM"
 """What a clause is about."""
 
 

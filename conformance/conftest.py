@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import pararnn
+from pararnn import drm
+from pararnn.testing.context import Context, Subject, is_cell
 
 from .clauses import BY_SLUG, DRM
-from .context import Context, Subject
 from .report import Report
 
 DTYPES = {
@@ -45,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def subjects(text: str) -> list[Subject]:
     """The registered forms of a name, a factory by ``module:name``, or the DRM."""
     if text.upper() == DRM:
-        return [Subject.drm()]
+        return [Subject(DRM, lambda: drm.DRM(drm.DRMConfig()), DRM)]
     module_name, colon, attribute = text.partition(":")
     if not colon:
         try:
@@ -80,9 +81,7 @@ def subjects(text: str) -> list[Subject]:
             "be called without arguments; wrap it, e.g. lambda: MyCell(d_in=5, d_h=6)."
         )
     made = factory()
-    if not (
-        isinstance(made, torch.nn.Module) and hasattr(made, "step") and hasattr(made, "state_shape")
-    ):
+    if not is_cell(made):
         raise pytest.UsageError(
             f"--cell {text}: got a factory of {type(made).__name__}, expected one of a cell: a module "
             "with step(h, x) and state_shape."

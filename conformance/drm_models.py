@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pararnn import drm
 from pararnn.drm.variants import TINY
-
-from .context import Context
+from pararnn.testing.context import Context
 
 EXACT, WRITTEN = 1e-13, 1e-12
 TOKENS = TINY["vocab_size"]

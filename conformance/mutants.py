@@ -44,11 +44,11 @@ from pararnn.solvers.config import Kept
 from pararnn.solvers.spec_recurrence import SpecRecurrence
 from pararnn.spec import bounds, functions, oracle
 from pararnn.spec.derive.complements import Complements
+from pararnn.testing.context import Api, Context, NotApplicable, Subject, Violation, fed
+from pararnn.testing.reference import loop, shifted, stepwise
 
 from .checks import load
 from .clauses import DRM
-from .context import Api, Context, NotApplicable, Subject, Violation, fed
-from .reference import loop, shifted, stepwise
 
 DIAG, HEAD, MATRIX = "ParaGRU[diag]", "ParaGRU[head]", "ParaM2RNN"
 LSTM, NLRU = "ParaLSTM", "ParaNLRU"
@@ -799,9 +799,11 @@ def endpoint(self: Any, states: Tensor, *given: Any) -> tuple[Tensor, tuple[Tens
 
 
 class Emptied(drm.Stream):
-    def __init__(self, *fields: Any):
-        *first, memory, geometry = fields
-        super().__init__(*first, None if memory is None else torch.zeros_like(memory), geometry)
+    def __init__(self, *values: Any, **named: Any):
+        names = [f.name for f in dataclasses.fields(drm.Stream)]
+        given = dict(zip(names, values, strict=False)) | named
+        memory = given["memory"]
+        super().__init__(**given | {"memory": None if memory is None else torch.zeros_like(memory)})
 
 
 def divided(f: Tensor, u: Tensor, h0: Tensor | None = None, **options: Any) -> Any:

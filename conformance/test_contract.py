@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from .checks import Check, load
+from pararnn.testing.checks import Check
+from pararnn.testing.context import Context, NotApplicable
+
+from .checks import load
 from .clauses import BY_SLUG, CLAUSES, Clause
-from .context import Context, NotApplicable
 from .page import PAGE, rewritten
 
 CHECKS = load()

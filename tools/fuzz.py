@@ -26,7 +26,7 @@ PYTHONPATH=. python - <<'END'
 import sys
 sys.path[:0] = ["tests/property"]
 from math import inf, nan
-from conformance.cases import Case
+from pararnn.testing.cases import Case
 from {module} import {test}
 {test}.hypothesis.inner_test{call}
 END

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pararnn import drm
+from pararnn.testing.checks.solving import name as dtype_name
+from pararnn.testing.context import Context, error
 
-from ..context import Context, error
 from ..drm_models import (
     EXACT,
     RECURRENT,
@@ -25,7 +26,6 @@ from ..drm_models import (
 )
 from ..drm_reference import Written
 from . import checks
-from .solving import name as dtype_name
 
 
 @checks("drm-model")

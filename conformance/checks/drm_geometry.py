@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from pararnn import drm
+from pararnn.testing.checks.solving import name as dtype_name
+from pararnn.testing.context import UNIT_ROUNDOFF, Context, error
 
-from ..context import UNIT_ROUNDOFF, Context, error
 from ..drm_models import EXACT, RECURRENT, WRITTEN, configuration, drawn, tokens
 from . import checks
-from .solving import name as dtype_name
 
 
 @checks("drm-metric")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pararnn import drm
+from pararnn.testing.context import Context, error
 
-from ..context import Context, error
 from ..drm_models import (
     EXACT,
     RECURRENT,

@@ -7,8 +7,8 @@ import torch
 
 from pararnn import tasks
 from pararnn.drm import mqar
+from pararnn.testing.context import Context
 
-from ..context import Context
 from ..task_oracles import NOISE, ORACLES, pendulum
 from . import checks
 

@@ -19,17 +19,19 @@ def spelled(**others: str) -> Callable[[F], F]:
     """For a method that takes arguments under other names, too: ``spelled(h_0="h0")``."""
 
     def decorate(method: F) -> F:
+        own = inspect.signature(method)
+        places = list(own.parameters)[1:]
+
         @functools.wraps(method)
         def call(self: Any, *given: Any, **named: Any) -> Any:
             for other in others.keys() & named:
-                if (name := others[other]) in named:
+                if (name := others[other]) in named or name in places[: len(given)]:
                     raise TypeError(
                         f"{name}: got it twice, also as {other}; leave one of them out."
                     )
                 named[name] = named.pop(other)
             return method(self, *given, **named)
 
-        own = inspect.signature(method)
         kind = inspect.Parameter.KEYWORD_ONLY
         more = [inspect.Parameter(other, kind, default=None) for other in others]
         shown = own.replace(parameters=[*own.parameters.values(), *more])

@@ -187,11 +187,11 @@ class ParaRNN(nn.Module):
         single = x.ndim == 2
         if single and isinstance(lengths, Tensor) and lengths.ndim == 0:
             lengths = lengths.unsqueeze(0)
-        x, h0, resets, dt = self.batched(x, h0, resets, dt)
+        x, h0, resets, gaps = self.batched(x, h0, resets, dt)
         if lengths is None:
-            output, h_n = self._run(x, h0, resets, dt)
+            output, h_n = self._run(x, h0, resets, gaps)
         else:
-            output, h_n = self._padded(x, h0, resets, dt, lengths)
+            output, h_n = self._padded(x, h0, resets, gaps, lengths)
         if single:
             return output.squeeze(0), self._states(h_n.squeeze(1))
         return (output if self.batch_first else output.transpose(0, 1)), self._states(h_n)

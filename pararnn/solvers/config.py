@@ -271,8 +271,13 @@ class Solution:
     def output(self) -> Tensor:
         return self.parts[0]
 
-    @cached_property
+    @property
     def states(self) -> Tensor:
+        # A compiler does not look into a cached_property.
+        return self.parts[1]() if torch.compiler.is_compiling() else self._states
+
+    @cached_property
+    def _states(self) -> Tensor:
         return self.parts[1]()
 
     def _progress(self) -> Progress:

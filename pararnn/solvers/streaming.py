@@ -89,7 +89,7 @@ def decode(
         checks.floating("dt", dt)
     leaves = [t for t in (x, h, drives, dt) if t is not None]
     if torch.is_grad_enabled() or checks.forward_mode():  # else they matter to nothing here
-        leaves += cell.parameters()
+        leaves = [*leaves, *cell.parameters()]
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
     if out is not None:
         if recorded:

@@ -17,6 +17,8 @@ from pararnn.cells.facts import load
 from pararnn.cells.facts.load import FOLDER, bibliography, shared
 from pararnn.cells.registry import CELLS, CellEntry, _registered
 from pararnn.drm import cards
+from pararnn.testing import context
+from pararnn.testing.checks import equations
 
 HOME = Path(cards.__file__).parent
 COMMON = {"bibliography", "shared"}
@@ -195,8 +197,6 @@ def test_registered_cells_are_exported():
 
 
 def test_no_registered_cell_is_without_the_equation_of_its_source(monkeypatch):
-    equations = pytest.importorskip("conformance.checks.equations")
-    context = pytest.importorskip("conformance.context")
     ctx = context.Context(context.Subject.registered("ParaGRU[diag]"), "equation")
     equations.equation(ctx)
     monkeypatch.delitem(equations.EQUATIONS, "ParaGRU[diag]")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -312,5 +314,8 @@ def test_public_names():
     for name in pararnn.__all__:
         assert getattr(pararnn, name) is not None
     assert set(pararnn.__all__) <= set(dir(pararnn))
+    text = Path(pararnn.__file__).read_text(encoding="utf-8")
+    typed = re.findall(r"^    from \.\w+ import (\w+) as \1$", text, re.MULTILINE)
+    assert {*typed, "__version__"} == set(pararnn.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = pararnn.nothing

@@ -20,6 +20,15 @@ def test_every_public_name_is_documented():
     assert sorted(public - documented) == []
 
 
+def test_every_cell_is_on_the_api_page_and_in_the_readme():
+    api = (DOCS / "api.md").read_text(encoding="utf-8")
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    for entry in map(pararnn.get_cell, pararnn.cell_names()):
+        name = entry.kind.__name__
+        assert f"[{name}](cells/{entry.slug}.md)" in api
+        assert re.search(rf"^\| `{name}[(`]", readme, re.MULTILINE), name
+
+
 def test_every_public_name_of_the_drm_has_its_place():
     pages = [*(DOCS / "cells").glob("drm*.md"), *DOCS.glob("drm*.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)

@@ -1,22 +1,15 @@
 """Random Specs through the kernels, against autograd through the expressions as they were written.
 
-The Specs and their interpreter are those of ``conformance/random_specs.py``.
+The Specs and their interpreter are those of ``pararnn/testing/random_specs.py``.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from pararnn import NewtonConfig, sequential_apply, solve
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # for `conformance`; behind an installed pararnn, if there is one
-
-from conformance.random_specs import build  # noqa: E402
+from pararnn.testing.random_specs import build
 
 pytestmark = pytest.mark.filterwarnings("ignore::pararnn.SpecWarning")
 

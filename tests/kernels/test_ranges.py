@@ -54,6 +54,7 @@ def test_states_and_cotangents_over_many_orders(kit, script, name):
         pytest.param("not_finite", marks=pytest.mark.slow),
         pytest.param("verdict", marks=pytest.mark.slow),
         pytest.param("ordinary", marks=pytest.mark.slow),
+        pytest.param("delta_resets", marks=pytest.mark.slow),
     ],
 )
 def test_the_checks_of_the_script(kit, script, check):

@@ -8,15 +8,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # for `conformance`; behind an installed pararnn, if there is one
 
 hypothesis = pytest.importorskip("hypothesis")
 

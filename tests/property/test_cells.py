@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import (
+from pararnn.testing.cases import (
     DEVICE,
     Case,
     check_gradients,
@@ -18,7 +18,7 @@ from conformance.cases import (
     drawn,
     loop,
 )
-from conformance.strategies import cases, examples, spoiled_cases
+from pararnn.testing.strategies import cases, examples, spoiled_cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::pararnn.NewtonWarning")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import pararnn
-from conformance.cases import DEVICE, drawn
-from conformance.strategies import cases, examples
+from pararnn.testing.cases import DEVICE, drawn
+from pararnn.testing.strategies import cases, examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::pararnn.NewtonWarning")
 

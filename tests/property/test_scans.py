@@ -13,9 +13,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import DEVICE, judged
-from conformance.strategies import examples
 from pararnn import delta_scan, linear_scan, matrix_affine_scan, matrix_scan, parallel_scan_log
+from pararnn.scan import reference
+from pararnn.testing.cases import DEVICE, judged
+from pararnn.testing.strategies import examples
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 ACCUMULATED = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}
@@ -29,16 +30,6 @@ spoiled = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 200), st.sampled_from((math.nan, math.inf))),
     max_size=2,
 ).map(tuple)
-
-
-def loop(op, b, h0, mask, reverse):
-    """``(B, T, n, k, v)`` states of ``h ← A h + b``, where ``mask`` from zero."""
-    states, h = [None] * b.shape[1], h0
-    for t in reversed(range(b.shape[1])) if reverse else range(b.shape[1]):
-        h = torch.where(mask[:, t].reshape(-1, 1, 1, 1), torch.zeros_like(h), h)
-        h = op[:, t] @ h + b[:, t]
-        states[t] = h
-    return torch.stack(states, 1) if states else b
 
 
 def drawn(kind, length, dtype, seed, power, forcing, resets, spoiled):
@@ -83,9 +74,9 @@ def bound(op, b, h0, mask, reverse, dtype):
     """By how much states may be off: roundings of the sum of all terms' sizes, and what underflows
     in the loop."""
     info = torch.finfo(dtype)
-    size = loop(op.abs(), b.abs(), h0.abs(), mask, reverse)
+    size = reference.matrix(op.abs(), b.abs(), h0.abs(), resets=mask, reverse=reverse)
     one = torch.ones_like
-    least = loop(op.abs(), one(b), one(h0), mask, reverse)
+    least = reference.matrix(op.abs(), one(b), one(h0), resets=mask, reverse=reverse)
     count = (b.shape[1] + 8) * op.shape[-1] * ROUNDINGS
     allowed = count * (info.eps / 2 * size + info.tiny * info.eps * least) + info.tiny
     return torch.where(size < info.max / 4, allowed, torch.full_like(allowed, math.inf))
@@ -101,7 +92,7 @@ def bound(op, b, h0, mask, reverse, dtype):
 def test_states(kind, length, dtype, seed, power, forcing, resets, spoiled, reverse):
     op, b, h0, mask = drawn(kind, length, DTYPES[dtype], seed, power, forcing, resets, spoiled)
     wide = [x.double() for x in (op, b, h0)]
-    want = loop(*wide, mask, reverse)
+    want = reference.matrix(*wide, resets=mask, reverse=reverse)
     allowed = bound(*wide, mask, reverse, ACCUMULATED[dtype])
     narrow = torch.finfo(DTYPES[dtype]).eps / 2 * want.abs() if dtype == "bfloat16" else 0.0
     given_ = [x.to(DEVICE) for x in (op, b, h0)]
@@ -158,7 +149,7 @@ def test_gradients(kind, length, seed, power, size, resets, reverse):
         leaves = [x.to(device).requires_grad_() for x in (op, b, h0)]
         return torch.autograd.grad((run(*leaves) * bar.to(device)).sum(), leaves)
 
-    want = gradients(lambda *x: loop(*x, mask, reverse))
+    want = gradients(lambda *x: reference.matrix(*x, resets=mask, reverse=reverse))
     found = gradients(
         lambda *x: scanned(kind, *x, resets=mask.to(DEVICE), reverse=reverse)[0], DEVICE
     )
@@ -188,7 +179,9 @@ def test_log(length, dtype, seed, coefficient, value, resets, reverse):
         return_state=True,
     )  # fmt: skip
     shaped = (a.double().exp()[..., None, None], b.double().exp()[..., None, None])
-    want = loop(*shaped, h0.double()[..., None, None], mask, reverse)[..., 0, 0]
+    want = reference.matrix(*shaped, h0.double()[..., None, None], resets=mask, reverse=reverse)[
+        ..., 0, 0
+    ]
     info = torch.finfo(DTYPES[dtype])
     # A logarithm of size s is off by a rounding of s, and so its exponential by as much of itself.
     top = 16 + a.abs().max().item() * length + b.abs().max().item() if length else 16

@@ -13,7 +13,8 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import (
+from pararnn import Cell, NewtonConfig, Spec, SpecError, tanh
+from pararnn.testing.cases import (
     STATE,
     Answer,
     Case,
@@ -23,11 +24,10 @@ from conformance.cases import (
     loop,
     spread,
 )
-from conformance.random_specs import interpret, invent
-from conformance.rounding import Rounding
-from conformance.strategies import cases, examples, powers, resets
-from conformance.strategies import settings as solver_settings
-from pararnn import Cell, NewtonConfig, Spec, SpecError, tanh
+from pararnn.testing.random_specs import interpret, invent
+from pararnn.testing.rounding import Rounding
+from pararnn.testing.strategies import cases, examples, powers, resets
+from pararnn.testing.strategies import settings as solver_settings
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pararnn.NewtonWarning"),
@@ -63,7 +63,7 @@ def spec_cases(draw, tame=False):
 
 
 def spec_loop(problem, replicas=3, gradients=False):
-    """As :func:`conformance.cases.loop`, by the interpreter."""
+    """As :func:`pararnn.testing.cases.loop`, by the interpreter."""
     cell, case = problem.cell, problem.case
     spec = cell.spec
     rounding = Rounding(STATE[problem.dtype], replicas)

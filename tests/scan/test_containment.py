@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pararnn.scan import delta as module
-from pararnn.scan import delta_scan
+from pararnn.scan import delta_scan, reference
 
 SHAPE = (2, 11, 2, 2, 3, 4)  # batch, tokens, micro-steps, heads, rows, columns
 
@@ -22,20 +22,6 @@ def draw(seed=0):
     v, beta = normal(batch, length, micro, heads, columns), normal(batch, length, micro, heads)
     gamma = normal(batch, length, heads).sigmoid()
     return [q, k, v, beta, gamma, normal(batch, heads, rows, columns)]
-
-
-def loop(q, k, v, beta, gamma, state, resets):
-    out = []
-    for t in range(q.shape[1]):
-        mask = resets[:, t, None, None, None]
-        state = torch.where(mask, torch.zeros_like(state), state)
-        state = gamma[:, t, :, None, None] * state
-        for j in range(k.shape[2]):
-            key = k[:, t, j, :, :, None]
-            error = v[:, t, j, :, None] - key.mT @ state
-            state = state + beta[:, t, j, :, None, None] * key * error
-        out.append((state.mT @ q[:, t, :, :, None]).squeeze(-1))
-    return torch.stack(out, 1), state
 
 
 # Each bad number: which input, and where.
@@ -64,7 +50,7 @@ def test_what_is_not_finite_is_what_the_loop_has(which, looked_at, some, monkeyp
     q, k, v, beta, gamma, h0 = inputs
     given = resets if some else None
     y, end = delta_scan(q, k, v, beta, h0, gamma=gamma, resets=given, chunk_size=4)
-    want_y, want_end = loop(*inputs, resets)
+    want_y, want_end = reference.delta(q, k, v, beta, h0, gamma=gamma, resets=resets)
     for got, want in ((y, want_y), (end, want_end)):
         assert torch.equal(got.isfinite(), want.isfinite())
         torch.testing.assert_close(*(torch.nan_to_num(t, 0, 0, 0) for t in (got, want)))

@@ -62,6 +62,25 @@ def test_compiled_as_one_graph_at_any_length(make, dynamic):
     compare(compiled, module, (20, 33, 47))
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda cell, x: solve(cell, x).states,
+        lambda cell, x: solve(cell, x, method="sequential").states,
+        pararnn.newton_apply,
+        pararnn.shooting_apply,
+        pararnn.sequential_apply,
+    ],
+    ids=["solve", "sequential", "newton_apply", "shooting_apply", "sequential_apply"],
+)
+@pytest.mark.parametrize("kind", [ParaGRU, ParaLSTM, pararnn.MinGRU, pararnn.DeltaMinGRU])
+def test_states_compile_as_one_graph(run, kind):
+    torch.manual_seed(0)
+    cell, x = kind(4, 8), torch.randn(2, 9, 4)
+    compiled = torch.compile(lambda x: run(cell, x), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), run(cell, x), rtol=1e-5, atol=1e-6)
+
+
 def test_own_modules_compile_as_a_loop():
     module = ParaRNN(Own())
     compare(torch.compile(module, fullgraph=True, backend="aot_eager"), module, (5,))

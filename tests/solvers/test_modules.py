@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pararnn import NewtonConfig, sequential_apply, solve
+from pararnn.testing.reference import loop
 
 
 class FromGRUCell(nn.Module):
@@ -89,16 +90,6 @@ modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def build(make, dtype=torch.float64):
     torch.manual_seed(0)
     return make().to(dtype)
-
-
-def loop(cell, x, h0, resets=None):
-    h, out = h0, []
-    for t in range(x.shape[1]):
-        if resets is not None:
-            h = torch.where(resets[:, t].reshape(-1, *(1,) * (h.ndim - 1)), torch.zeros_like(h), h)
-        h = cell.step(h, x[:, t])
-        out.append(h)
-    return torch.stack(out, 1)
 
 
 def same(got, want, inputs, **close):

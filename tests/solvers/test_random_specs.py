@@ -1,13 +1,10 @@
 """Random Specs against a direct interpreter of the expressions as they were written.
 
-Specs and interpreter are those of ``conformance/random_specs.py``; autograd through the loop of the
+Specs and interpreter are those of ``pararnn/testing/random_specs.py``; autograd through the loop of the
 interpreter is the reference for everything.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +13,7 @@ from pararnn import NewtonConfig, SpecError, sequential_apply, solve
 from pararnn.solvers.certificate import certify
 from pararnn.solvers.problem import prepare
 from pararnn.spec.bounds import derivative_bounds
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # for `conformance`; behind an installed pararnn, if there is one
-
-from conformance.random_specs import build  # noqa: E402
+from pararnn.testing.random_specs import build
 
 SEEDS = [pytest.param(i, marks=pytest.mark.slow) if i >= 8 else i for i in range(80)]
 

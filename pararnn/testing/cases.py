@@ -1,5 +1,5 @@
 """Random problems that are printed in a line, and their answers by loops that share no code with
-the library: the papers' equations (:mod:`.reference`) in the arithmetic of :mod:`.rounding`.
+the library: the papers' equations (:mod:`.equations`) in the arithmetic of :mod:`.rounding`.
 
 Only the weights are read from a cell. A :class:`Case` says everything: ``str(case)`` is Python that
 makes it again, on any machine.
@@ -18,7 +18,7 @@ from torch import Tensor
 import pararnn
 from pararnn import NewtonConfig
 
-from .reference import EQUATIONS
+from .equations import EQUATIONS
 from .rounding import Number, Rounding
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -106,10 +106,10 @@ class Problem:
 
     def solve(self, **changes: Any) -> Any:
         """By the library, by the case's method and settings."""
-        given = {"h0": self.h0, "resets": self.resets, "dt": self.dt} | changes
+        given: dict[str, Any] = {"h0": self.h0, "resets": self.resets, "dt": self.dt} | changes
         drives = given.pop("drives", self.drives)
-        given = {"method": self.case.method, "config": self.case.config} | given
-        return pararnn.solve(self.cell, drives=drives, **given)
+        settings = {"method": self.case.method, "config": self.case.config}
+        return pararnn.solve(self.cell, drives=drives, **{**settings, **given})
 
 
 def drawn(case: Case, cell: Any = None) -> Problem:

@@ -6,12 +6,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-
-from hypothesis import strategies as st
+from typing import TYPE_CHECKING, Any
 
 import pararnn
 
 from .cases import DTYPES, Case
+from .extra import extra
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+else:
+    st = extra("hypothesis.strategies")
 
 DEAR = 3
 """Cells with as many state axes, or heads, have loops over single numbers: smaller ones are drawn."""
@@ -39,10 +44,10 @@ spoiled = st.lists(st.tuples(indices, indices, indices, values), min_size=1, max
 
 
 @st.composite
-def settings(draw: st.DrawFn, pinned: bool = False) -> dict[str, object]:
+def settings(draw: st.DrawFn, pinned: bool = False) -> dict[str, Any]:
     """Method, chunk length, warm-up and iterations."""
     method = draw(st.sampled_from(("shooting", "auto", "newton", "sequential")))
-    found: dict[str, object] = {"method": method}
+    found: dict[str, Any] = {"method": method}
     found["chunk_length"] = draw(st.sampled_from((4, 1, 2, 3, 7, 64, None)))
     found["warmup"] = draw(st.sampled_from((1, None, 3)))
     if pinned:
@@ -72,6 +77,6 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = tuple(DTYPES), pinned: bool
     )
 
 
-def spoiled_cases(**options: object) -> st.SearchStrategy[Case]:
+def spoiled_cases(**options: Any) -> st.SearchStrategy[Case]:
     """Cases whose drives have one or two values that are not finite."""
     return st.builds(lambda c, s: dataclasses.replace(c, spoiled=s), cases(**options), spoiled)

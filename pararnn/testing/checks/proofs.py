@@ -12,7 +12,8 @@ from pararnn import Cell, NewtonConfig, Spec
 from pararnn.spec import oracle, tanh
 
 from ..context import Context, NotApplicable, converted, error
-from ..reference import DIGITS, block_bidiagonal, drives, jacobians, loop, shifted
+from ..equations import DIGITS
+from ..reference import block_bidiagonal, drives, jacobians, loop, shifted
 from . import checks
 from .solving import formed
 

@@ -11,7 +11,8 @@ import pararnn
 from pararnn.spec import oracle
 
 from ..context import Context, NotApplicable, converted, error, tolerance
-from ..reference import DIGITS, amplification, apart, loop
+from ..equations import DIGITS
+from ..reference import amplification, apart, loop
 from . import checks
 from .equations import arrays, digits
 from .gradients import gradient_tolerance

@@ -8,6 +8,7 @@ trees with tensors, or with the numbers of :mod:`.rounding`.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -20,7 +21,7 @@ from pararnn.spec.declarations import Linear
 
 from .rounding import Number, Rounding
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "exp": torch.exp,
@@ -48,10 +49,10 @@ def act(structure: str, w: Tensor, x: Tensor) -> Tensor:
 def interpret(
     spec: Spec,
     sizes: dict[str, int],
-    slots: list,
-    drives: list,
-    maps: list,
-    params: list,
+    slots: Sequence,
+    drives: Sequence,
+    maps: Sequence,
+    params: Sequence,
     rounding: Rounding | None = None,
 ) -> list[Tensor]:
     """The next slots, straight from the authored expressions; with ``rounding``, in numbers that are
@@ -68,7 +69,7 @@ def interpret(
         return value.expand(*lead, *full)
 
     values = {s.symbol: number(v) for s, v in zip(spec.slots, slots, strict=True)}
-    declared = [
+    declared: list[tuple[Any, Tensor]] = [
         *zip(spec.drive_list, drives, strict=True),
         *zip(spec.param_list, params, strict=True),
     ]
@@ -125,7 +126,7 @@ def invent(r: random.Random, kinks: bool = False) -> tuple[Spec, dict[str, int]]
         kinds = ("diagonal",) if r.random() < 0.4 else ("diagonal", rest)
         maps = [s.map(f"A_{i}", structure=r.choice(kinds)) for i in range(r.randint(1, 3))]
 
-        def expression(depth):
+        def expression(depth: int) -> Any:
             if depth == 0 or r.random() < 0.15:
                 return r.choice(pool + slots)
             x = expression(depth - 1)
@@ -184,7 +185,7 @@ def build(seed: int, kinks: bool = False) -> Cell:
     n, k, m = len(spec.slots), len(spec.drive_list), len(spec.map_list)
 
     class Interpreted(Cell):
-        def recurrence(self, *a):
+        def recurrence(self, *a: Any) -> Any:
             out = interpret(spec, sizes, a[:n], a[n : n + k], a[n + k : n + k + m], a[n + k + m :])
             return out[0] if n == 1 else tuple(out)
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import pararnn
-from pararnn import drm
 from pararnn.spec import bounds, oracle
 
-from .clauses import CELL, DRM
+from .kinds import CELL, AnyCell
 from .reference import apart
 
 UNIT_ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
@@ -74,8 +73,7 @@ class Subject:
     """What is under test: its name in the report and how to build one.
 
     ``factory()`` returns a module with ``step(h, x)``, ``state_shape`` and ``d_in``: a
-    :class:`pararnn.Cell`, or any other that has these. For the DRM the checks build variants of
-    their own.
+    :class:`pararnn.Cell`, or any other that has these. ``about`` says which clauses are for it.
     """
 
     name: str
@@ -85,10 +83,6 @@ class Subject:
     @staticmethod
     def registered(name: str) -> Subject:
         return Subject(name, lambda: pararnn.get_cell(name).factory())
-
-    @staticmethod
-    def drm() -> Subject:
-        return Subject(DRM, lambda: drm.DRM(drm.DRMConfig()), DRM)
 
 
 @dataclass
@@ -133,13 +127,13 @@ class Context:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
-    def cell(self, *, gain: float = 1.0, unbounded: bool = False, **changes: Any) -> nn.Module:
+    def cell(self, *, gain: float = 1.0, unbounded: bool = False, **changes: Any) -> AnyCell:
         """A float64 cell with every parameter drawn afresh, none zero and none at a bound.
 
         ``gain`` scales the recurrent parameters; ``unbounded`` (implied by a gain above 1) lifts
         a bound on them. ``changes`` are hyperparameters.
         """
-        cell = self.subject.factory()
+        cell: AnyCell = self.subject.factory()
         if (gain > 1 or unbounded) and "max_recurrent_norm" in self.hyperparameters(cell):
             changes = {"max_recurrent_norm": None} | changes
         if changes:
@@ -153,7 +147,7 @@ class Context:
                 p.copy_(self.uniform(*p.shape, high=high * scale))
         return cell
 
-    def inputs(self, cell: nn.Module, batch: int, length: int, scale: float = 1.0) -> Tensor:
+    def inputs(self, cell: AnyCell, batch: int, length: int, scale: float = 1.0) -> Tensor:
         """Normal inputs ``(batch, length, d_in)`` in the dtype and on the device of the cell; and
         one column more, of time gaps in (0.1, 2.1), if it takes any."""
         x = scale * self.normal(batch, length, cell.d_in)
@@ -161,7 +155,7 @@ class Context:
             x = torch.cat([x, 1.1 + self.uniform(batch, length, 1)], -1)
         return self.like(cell, x)
 
-    def state(self, cell: nn.Module, batch: int) -> Tensor:
+    def state(self, cell: AnyCell, batch: int) -> Tensor:
         """A state inside the box ``[-0.9, 0.9]``, moved into the declared bounds of its slots."""
         state = self.uniform(batch, *cell.state_shape, high=0.9)
         for i, slot in enumerate(getattr(getattr(cell, "spec", None), "slots", ())):
@@ -170,17 +164,17 @@ class Context:
             part += max(low + 0.9, 0.0) + min(high - 0.9, 0.0)
         return self.like(cell, state)
 
-    def like(self, cell: nn.Module, value: Tensor) -> Tensor:
+    def like(self, cell: AnyCell, value: Tensor) -> Tensor:
         parameter = next(cell.parameters())
         return value.to(device=parameter.device, dtype=parameter.dtype)
 
     # -- asking --------------------------------------------------------------------------------
 
     @staticmethod
-    def hyperparameters(cell: nn.Module) -> dict[str, Any]:
+    def hyperparameters(cell: AnyCell) -> dict[str, Any]:
         return cell.hyperparameters() if hasattr(cell, "hyperparameters") else {}
 
-    def spec_of(self, cell: nn.Module) -> Any:
+    def spec_of(self, cell: AnyCell) -> Any:
         """The cell's Spec, or the clause does not apply."""
         spec = getattr(cell, "spec", None)
         if spec is None:
@@ -233,19 +227,24 @@ class Context:
             )
 
 
-def converted(cell: nn.Module, dtype: torch.dtype) -> nn.Module:
+def is_cell(made: Any) -> bool:
+    """Whether this is a module with ``step(h, x)`` and ``state_shape``."""
+    return isinstance(made, nn.Module) and hasattr(made, "step") and hasattr(made, "state_shape")
+
+
+def converted(cell: AnyCell, dtype: torch.dtype) -> AnyCell:
     """A copy of the cell in another dtype; :meth:`torch.nn.Module.to` would change it in place.
     The copy shares the Spec, and so the programs derived from it."""
     spec = getattr(cell, "spec", None)
     return copy.deepcopy(cell, {id(spec): spec}).to(dtype)
 
 
-def recurrent_names(cell: nn.Module) -> list[str]:
+def recurrent_names(cell: AnyCell) -> list[str]:
     spec = getattr(cell, "spec", None)
     return list(spec.parameter_shapes(cell.sizes)) if spec is not None else []
 
 
-def box(cell: nn.Module) -> tuple[Tensor, Tensor] | None:
+def box(cell: AnyCell) -> tuple[Tensor, Tensor] | None:
     """Ends of the invariant box that every slot declares, broadcastable to a state, or None."""
     spec = getattr(cell, "spec", None)
     if spec is None or any(slot.bounds is None for slot in spec.slots):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import pararnn
 
 from ..context import Context, NotApplicable, box, error
-from ..reference import DIGITS, EQUATIONS, advance, jacobians, written_out
+from ..equations import DIGITS, EQUATIONS, written_out
+from ..reference import advance, jacobians
 from ..reference import drives as packed
 from . import checks
 
@@ -45,7 +46,7 @@ def equation(ctx: Context) -> None:
     ctx.require(
         name in EQUATIONS or name not in pararnn.cell_names(),
         f"got no equation of {name}, expected that of its source, written out scalar by scalar; "
-        "put it into EQUATIONS of conformance/reference.py",
+        "put it into EQUATIONS of pararnn/testing/equations.py",
     )
     if getattr(cell, "recurrence", None) is None:
         raise NotApplicable("the cell has no hand-written recurrence: no second source to compare")
