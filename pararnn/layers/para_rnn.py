@@ -187,18 +187,15 @@ class ParaRNN(nn.Module):
         single = x.ndim == 2
         if single and isinstance(lengths, Tensor) and lengths.ndim == 0:
             lengths = lengths.unsqueeze(0)
-        x, h0, resets, gaps = self.batched(x, h0, resets, dt)
-        if lengths is None:
-            output, h_n = self._run(x, h0, resets, gaps)
-        else:
-            output, h_n = self._padded(x, h0, resets, gaps, lengths)
+        given = self.batched(x, h0, resets, dt)
+        output, h_n = self._run(*given) if lengths is None else self._padded(*given, lengths)
         if single:
             return output.squeeze(0), self._states(h_n.squeeze(1))
         return (output if self.batch_first else output.transpose(0, 1)), self._states(h_n)
 
     def batched(
         self, x: Tensor, h0: Any = None, resets: Any = None, dt: Any = None
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Tensor, Any, Any, Any]:
         """Arguments of :meth:`forward` as those of a batch, ``(B, T, …)``."""
         given: list[Any] = [x, resets, dt]
         if x.ndim == 2:
@@ -206,7 +203,7 @@ class ParaRNN(nn.Module):
             given = [None if v is None else v.unsqueeze(0) for v in given]
         elif not self.batch_first:
             given = [None if v is None else v.transpose(0, 1) for v in given]
-        return given[0], h0, *given[1:]
+        return given[0], h0, given[1], given[2]
 
     def _padded(
         self, x: Tensor, h0: Tensor | None, resets: Tensor | None, dt: Any, lengths: Tensor
