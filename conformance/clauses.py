@@ -267,11 +267,12 @@ CLAUSES: tuple[Clause, ...] = (
         "overflowed before it changes no bit after it, and what comes before has gradients of "
         "exactly zero there, too; so in `delta_scan`, on the CPU and in its kernels, where chunks hold "
         "steps before and after a reset. (In the plain loop, `method='sequential'`, gradients are "
-        "autograd's.)",
+        "autograd's.) `ParaRNN`, mixers called as layers, blocks and stacks take `resets`, too.",
         "as C6; gradients across: exactly 0; after bad numbers: exact (bitwise)",
         "As for C6.",
         "Random masks, resets at step 0 (which ignore `h0`) and beside chunk boundaries; a NaN and an "
-        "infinity five steps before a reset.",
+        "infinity five steps before a reset; a `ParaRNN` of the cell, and a mixer as a layer. Blocks and "
+        "stacks: `tests/layers/test_dialect.py`.",
     ),
     Clause(
         19,

@@ -32,6 +32,7 @@ import pararnn.tasks.words
 from pararnn import NewtonConfig, Solution, Spec, drm, sigmoid, tanh, tasks
 from pararnn import _checks as checks
 from pararnn._operators import Operator
+from pararnn.cells.entry import takes_run
 from pararnn.layers import para_rnn
 from pararnn.scan import affine, chunks
 from pararnn.scan import delta as scan_delta
@@ -202,6 +203,11 @@ def signed(variant: Callable[..., Tensor]) -> dict[str, Any]:
         return variant(h, torch.tanh(u_s), torch.sigmoid(u_z) * v)
 
     return {"recurrence": recurrence}
+
+
+@takes_run
+def without_resets(self, *given, resets=None, **named):
+    return type(self).__mro__[1].forward(self, *given, **named)
 
 
 def rotation(angle: Callable[..., Tensor]) -> dict[str, Any]:
@@ -1105,6 +1111,8 @@ def mutants() -> Iterator[Mutant]:
 
     yield Mutant("dropped resets", "mask ignored", DIAG, ("resets",),
                  api=asking(changing(resets=lambda m: torch.zeros_like(m))))  # fmt: skip
+    yield Mutant("a mixer goes on", "resets are taken and ignored", SIGNED, ("resets",),
+                 {"forward": without_resets})  # fmt: skip
     yield Mutant("resets multiply", "zero times what came before", SIGNED, ("resets",),
                  patch=resets_multiply)  # fmt: skip
     yield Mutant("zero times NaN", "in the gradients of what came before a reset", DIAG, ("resets",),

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -94,8 +94,3 @@ def entered(module: Any, run: Callable[..., Any], *given: Any, **named: Any) -> 
         return module(*given, **named)
     finally:
         restore()
-
-
-def hooks(module: nn.Module, kind: str) -> int:
-    """Number of hooks of a kind, one of :data:`HOOKS`."""
-    return len(getattr(module, kind))

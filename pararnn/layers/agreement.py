@@ -253,19 +253,10 @@ def _recorder(calls: list[Call], name: str, config: NewtonConfig | None) -> Any:
 
     def hook(rnn: ParaRNN, args: tuple, kwargs: dict) -> None:
         given = dict(zip(("x", "h0"), args, strict=False)) | kwargs
-        inner, start = given["x"], given.get("h0")
-        resets, dt = given.get("resets"), given.get("dt")
-        if not isinstance(inner, Tensor):
+        if not isinstance(given["x"], Tensor):
             raise TypeError("x: verify_agreement takes padded tensors, got a PackedSequence.")
-        if inner.ndim == 2:
-            inner, start, resets, dt = (
-                None if t is None else t.unsqueeze(d)
-                for t, d in ((inner, 0), (start, 1), (resets, 0), (dt, 0))
-            )
-        elif not rnn.batch_first:
-            inner, resets, dt = (
-                None if t is None else t.transpose(0, 1) for t in (inner, resets, dt)
-            )
+        more = (given.get(name) for name in ("h0", "resets", "dt"))
+        inner, start, resets, dt = rnn.batched(given["x"], *more)
         settings = config or rnn.config
         for i, cell in enumerate(rnn.cells):
             state = None if start is None else start[i]

@@ -187,15 +187,15 @@ class ParaRNN(nn.Module):
         single = x.ndim == 2
         if single and isinstance(lengths, Tensor) and lengths.ndim == 0:
             lengths = lengths.unsqueeze(0)
-        batch = self.batched(x, h0, resets, dt)
-        output, h_n = self._run(*batch) if lengths is None else self._padded(*batch, lengths)
+        given = self.batched(x, h0, resets, dt)
+        output, h_n = self._run(*given) if lengths is None else self._padded(*given, lengths)
         if single:
             return output.squeeze(0), self._states(h_n.squeeze(1))
         return (output if self.batch_first else output.transpose(0, 1)), self._states(h_n)
 
     def batched(
         self, x: Tensor, h0: Any = None, resets: Any = None, dt: Any = None
-    ) -> tuple[Any, Any, Any, Any]:
+    ) -> tuple[Tensor, Any, Any, Any]:
         """Arguments of :meth:`forward` as those of a batch, ``(B, T, …)``."""
         given: list[Any] = [x, resets, dt]
         if x.ndim == 2:

@@ -113,10 +113,32 @@ def resets(ctx: Context) -> None:
                 states = ctx.api.solve(cell, given, h0=initial, resets=marks, **options).states
                 ctx.within(f"{label}, {name(dtype)}", error(states, expected), bound)
                 leaks(ctx, states, given, initial, marks)
+            layers_reset(ctx, cell, x, h0, marks, expected, bound)
             poisoned(ctx, cell, h0)
             for function in ("sequential_apply", "newton_apply", "shooting_apply"):
                 states = getattr(ctx.api, function)(cell, x, h0=h0, resets=marks)
                 ctx.within(f"{function}, {name(dtype)}", error(states, expected), bound)
+
+
+def layers_reset(
+    ctx: Context,
+    cell: nn.Module,
+    x: Tensor,
+    h0: Tensor,
+    marks: Tensor,
+    states: Tensor,
+    bound: float,
+) -> None:
+    """A layer around the cell, and the cell called as a layer, restart where it does."""
+    if not hasattr(cell, "spec"):
+        return
+    x, more = apart(cell, x)
+    wanted = cell.output(states, x)
+    output, _ = ctx.api.layer(cell)(x, h0.unsqueeze(0), resets=marks, **more)
+    ctx.within("a layer with resets − separate runs", error(output, wanted), bound)
+    if hasattr(cell, "stream"):
+        output = cell(x, h0, *more.values(), resets=marks)
+        ctx.within("a mixer with resets − separate runs", error(output, wanted), bound)
 
 
 def poisoned(ctx: Context, cell: nn.Module, h0: Tensor) -> None:
