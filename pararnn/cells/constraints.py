@@ -69,13 +69,14 @@ class BoundedCell(Cell):
     def __init__(self, *args: Any, max_recurrent_norm: float | str | None, **kwargs: Any):
         self.max_recurrent_norm = checks.bound("max_recurrent_norm", max_recurrent_norm)
         super().__init__(*args, **kwargs)
+        self._diagonal = all(m.structure == "diagonal" for m in self.spec.map_list)
 
     def recurrent_params(self) -> tuple[Tensor, ...]:
         weights = super().recurrent_params()
         bound, maps = self.max_recurrent_norm, self.spec.map_list
         if bound is None:
             return weights
-        if self.spec.channelwise:  # one operation for all of them
+        if self._diagonal:  # one operation for all of them
             bounded = project_entries(torch.stack(weights[: len(maps)]), bound).unbind(0)
         else:
             bounded = tuple(
