@@ -127,3 +127,12 @@ def test_the_printed_jacobian_is_the_derived_one(specimen):
         found = put_in(target)
         assert set(found) == set(row)
         assert all(sympy.expand(found[s] - c) == 0 for s, c in row.items())
+
+
+def test_a_sum_starts_with_its_number():
+    with Spec("ordered") as s:
+        h = s.state("h")
+        (u,) = s.drives("u", inline=False)
+        z = s.let("z", sigmoid(u))
+        s.next(h, (1 + z) * h * h / 2)
+    assert "(1 + z_t)" in s.jacobian_latex()[-1]
