@@ -394,3 +394,10 @@ def test_keys_whose_squares_leave_the_range(way, size):
         torch.testing.assert_close(
             slope[..., part].double(), right[..., part], rtol=0, atol=2e-5 * most
         )
+
+
+@pytest.mark.parametrize("length", [0, 1, 9])
+def test_a_scan_that_reads_is_one_chunk(length):
+    cell, x = DeltaMinGRU(3, 4, n_heads=2), torch.randn(2, length, 3)
+    (said,) = pararnn.explain(cell, x).layers
+    assert (said.method, said.chunk_length, said.chunks) == ("scan", length, min(length, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 
 import pytest
@@ -415,3 +416,13 @@ def test_mixers_that_can_learn_their_start():
         assert stack(x)[0].shape == (2, 6, 8), mixer
     with pytest.raises(ValueError, match="learnable_h0"):
         MinGRUStack(4, 8, 1, mixer="delta", learnable_h0=True)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_start_is_learned_by_all_that_can(mixer):
+    """A mixer takes ``learnable_h0`` if its class does; the block has a parameter for it then."""
+    takes = "learnable_h0" in inspect.signature(MIXERS[mixer].cell.__init__).parameters
+    assert MIXERS[mixer].learnable_h0 == takes
+    if takes:
+        plain, learned = (MinGRUBlock(4, mixer=mixer, learnable_h0=on) for on in (False, True))
+        assert len(list(learned.parameters())) == len(list(plain.parameters())) + 1

@@ -571,3 +571,14 @@ def test_final_states_of_packed_sequences_are_not_rounded(make):
     for row, n in enumerate(lengths.tolist()):
         _, alone = rnn(x[row : row + 1, :n])
         torch.testing.assert_close(h_n[:, row], alone[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_list_of_cells_has_only_modules():
+    class Plain:
+        state_shape = (4,)
+
+        def step(self, h, x):
+            return h
+
+    with pytest.raises(TypeError, match="expected a cell, or a non-empty list of cells"):
+        ParaRNN([ParaGRU(3, 4), Plain()])

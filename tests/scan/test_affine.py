@@ -284,3 +284,10 @@ def test_cotangents_of_left_operators(shape):
     want = torch.einsum("btkv,btlv->btkl", bar, x)
     torch.testing.assert_close(Left().outer(bar, x), want)
     torch.testing.assert_close(Left().outer(bar, x, out=torch.empty_like(want)), want)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_norms_of_dense_operators(heads):
+    op = torch.randn(2, 5, heads, 3, 3, generator=torch.Generator().manual_seed(0))
+    want = np.linalg.svd(op.double().numpy(), compute_uv=False)[..., 0]
+    np.testing.assert_allclose(Dense(heads).norm(op).numpy(), want, rtol=1e-5)

@@ -142,3 +142,9 @@ def test_meta_tensors_have_shapes(method):
         assert solve(Own().to("meta"), x, method=method).states.shape == (2, 9, 4)
     with pytest.raises(ValueError, match="certify"):
         solve(ParaGRU(3, 4, device="meta"), x, NewtonConfig(certify=True), method=method)
+
+
+def test_no_certificate_inside_of_transforms():
+    cell, x, config = ParaGRU(3, 4), torch.randn(2, 9, 3), NewtonConfig(certify=True)
+    with pytest.raises(ValueError, match="certify: got True inside"):
+        torch.func.grad(lambda x: solve(cell, x, config).output.sum())(x)

@@ -198,3 +198,22 @@ def test_a_cheap_first_pass_and_an_exact_correction(system):
     assert outcome.passes == pytest.approx(2 / 6 + 3)
     assert toy.walked == 3 * 2 + 3 * 24, "the last chunk needs no guess"
     torch.testing.assert_close(toy.out, loop(system[0], u, h0), rtol=1e-11, atol=1e-11)
+
+
+def test_after_a_fallback_the_largest_mismatch_that_was_accepted_is_told():
+    """Of a row without a mismatch and rows whose first chunk has one below the tolerance."""
+    u, h0 = draw(rows=3)
+    u[1] = 0
+    h0[1] = 0
+    toy = Toy(*LINEAR, u, 4)
+    outcome = run(toy, h0, plan(first_kind="none", later_kind="none", cap=0, tol=0.6))
+    assert outcome.fallback
+    want = loop(LINEAR[0], u, h0)
+    missed = (want[:, 3] - toy.starts[0][:, 1]).abs()  # of the guess where the second chunk starts
+    within = missed / want[:, 3].abs()
+    accepted = within.nan_to_num(0) < 0.6
+    assert accepted.sum() >= 2
+    least, most = (
+        float(x[accepted].nan_to_num(0).max()) for x in (missed / want.abs().max(), within)
+    )
+    assert 0 < least <= outcome.history[-1] <= most * (1 + 1e-12)

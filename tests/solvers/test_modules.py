@@ -249,3 +249,21 @@ def test_a_step_that_writes_into_its_arguments(method):
         return
     assert torch.equal(h0, kept)
     torch.testing.assert_close(got, torch.stack(want, 1), rtol=0, atol=2e-6)
+
+
+def test_the_output_of_a_matrix_state_is_flat():
+    class Outer(nn.Module):
+        d_in, state_shape = 3, (3, 2)
+
+        def step(self, h, x):
+            return 0.5 * h + x.unsqueeze(-1)
+
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    want, h = [], torch.zeros(2, 3, 2, dtype=torch.float64)
+    for t in range(5):
+        h = 0.5 * h + x[:, t].unsqueeze(-1)
+        want.append(h.reshape(2, 6))
+    for method in ("sequential", "newton"):
+        s = solve(Outer(), x, method=method)
+        assert s.states.shape == (2, 5, 3, 2)
+        torch.testing.assert_close(s.output, torch.stack(want, 1), rtol=1e-12, atol=1e-12)

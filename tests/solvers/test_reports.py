@@ -217,3 +217,26 @@ def test_the_warm_up_is_as_asked(warmup):
     config = NewtonConfig(chunk_length=20, warmup=warmup, max_iters=0, on_divergence="ignore")
     s = solve(ParaGRU(3, 4), torch.randn(2, 100, 3), config)
     assert s.passes == pytest.approx(1 + warmup / 20)
+
+
+def test_choices_for_modules_are_not_taken_for_one_another():
+    """Sizes and settings do not say all of a module without a Spec: whether gradients are recorded
+    counts too."""
+    from pararnn.solvers import methods
+    from pararnn.solvers.problem import prepare
+
+    class Own(nn.Module):
+        d_in, state_shape = 2, (2,)
+
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.eye(2) / 4)
+
+        def step(self, h, x):
+            return torch.tanh(h @ self.w + x)
+
+    x = torch.randn(1, 20000, 2)
+    with torch.no_grad():
+        alone = methods.choose(prepare(Own(), x))[1]
+    recorded = methods.choose(prepare(Own(), x))[1]
+    assert alone.chunks == 1 < recorded.chunks

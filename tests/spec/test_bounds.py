@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pararnn.spec import Spec, exp, sigmoid, tanh
-from pararnn.spec.bounds import _apply, derivative_bounds
+from pararnn.spec.bounds import _apply, _contracted, _widened, derivative_bounds
 from pararnn.spec.interval import Interval
 
 BOUNDED = (
@@ -201,3 +201,21 @@ def test_the_shortest_gap_counts():
     for gap in (0.5, 3.0):
         first, _ = derivative_bounds(s, [], {"d": 2}, gap=gap)
         np.testing.assert_allclose(first, 1.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("structure", ["dense", "contract"])
+def test_what_a_sum_loses_to_rounding_is_widened_for(structure):
+    """Sums whose terms cancel: the box holds the exact one, of rational numbers."""
+    g = np.random.default_rng(0)
+    half = g.standard_normal((1, 32))
+    terms = np.concatenate([half, -half * (1 + 2.0**-30 * g.random((1, 32)))], 1)
+    terms = terms[:, g.permutation(64)]
+    exact = sum(map(Fraction, terms[0].tolist()))
+    if structure == "dense":
+        image = _apply("dense", terms, Interval(np.ones(64)))
+    else:
+        total, lost = _contracted(-1, terms)
+        image = _widened(total, total, lost)
+    lo, hi = (float(np.ravel(end)[0]) for end in (image.lo, image.hi))
+    assert Fraction(lo) < exact < Fraction(hi)
+    assert hi - lo < 1e-11, "not vacuous"

@@ -151,3 +151,8 @@ def test_a_factor_of_zero_is_exact():
     for other in (3.0, 1e-300, 0.1):
         for product in (Interval(0.0) * Interval(other), Interval(other) * Interval(0.0)):
             assert (product.lo, product.hi) == (0, 0)
+
+
+def test_an_even_power_away_from_zero_keeps_its_lower_end():
+    square = Interval(0.5, 2).power(2)
+    assert (square.lo, square.hi) == (pytest.approx(0.25), pytest.approx(4))

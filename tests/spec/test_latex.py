@@ -127,3 +127,24 @@ def test_the_printed_jacobian_is_the_derived_one(specimen):
         found = put_in(target)
         assert set(found) == set(row)
         assert all(sympy.expand(found[s] - c) == 0 for s, c in row.items())
+
+
+def test_a_sum_starts_with_its_number():
+    with Spec("ordered") as s:
+        h = s.state("h")
+        (u,) = s.drives("u", inline=False)
+        z = s.let("z", sigmoid(u))
+        s.next(h, (1 + z) * h * h / 2)
+    assert "(1 + z_t)" in s.jacobian_latex()[-1]
+
+
+def test_a_sum_that_is_subtracted_has_brackets():
+    with Spec("Subtracted", axes=("K", "V")) as s:
+        S, R = s.state("S"), s.state("R")
+        (k,) = s.drives("k", axes=("K",))
+        (v,) = s.drives("v")
+        p = s.contract("p", k * S + R * k * k, over="K")
+        s.next(S, R / 2 - p)
+        s.next(R, R / 2 + v)
+    (line,) = [text for text in s.jacobian_latex() if r"\dot{S}" in text.split("=")[0]]
+    assert "- (" in line.replace(r"\left(", "(").replace(r"\bigl(", "("), line

@@ -164,3 +164,11 @@ def test_expm1_keeps_its_digits(backend):
         want = [float(mpmath.expm1(-mpmath.mpf(float(x)))) for x in u]
     np.testing.assert_allclose(got, want, rtol=4e-16)
     assert oracle.prove_jacobian(s, {"d": 1})
+
+
+def test_a_number_that_is_compared_gets_no_stage():
+    with Spec("leaky") as s:
+        h = s.state("h")
+        (u,) = s.drives("u")
+        s.next(h, maximum(h + u, 0) / 2)
+    assert not [stage for stage in s.stages if stage.expr.is_number]

@@ -141,3 +141,13 @@ def test_batches(specimen):
             specimen.spec, state[i].numpy(), [u[i].numpy() for u in drives], arrays, v[i]
         )
         np.testing.assert_allclose(whole[i], one, 1e-13, 1e-15)
+
+
+def test_a_sequence_refuses_another_number_of_drives(zoo):
+    specimen = zoo["gru_diag"]
+    state, drives, params = specimen.inputs()
+    u = [np.stack([d.numpy()] * 3, d.ndim - 1) for d in drives]
+    arrays = [p.numpy() for p in params]
+    assert oracle.sequence(specimen.spec, state.numpy(), u, arrays).shape == (3, *state.shape)
+    with pytest.raises(ValueError, match="zip"):
+        oracle.sequence(specimen.spec, state.numpy(), [*u, u[0]], arrays)

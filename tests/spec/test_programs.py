@@ -326,3 +326,54 @@ def test_of_several_slots_none_is_written_in_place():
         s.next(h, (1 - z) * h + z * u)
     assert "h_next = addcmul(" in s.source("step"), "a statement that could write to a target"
     assert "_out" not in s.source("step")
+
+
+def test_only_one_minus_a_square_is_a_slope_of_tanh():
+    """The printed text, run on exact numbers, against SymPy's value of the expression."""
+    from pararnn.spec.print import DIALECTS
+
+    x, g, b = sympy.symbols("x g b", real=True)
+    at = {x: 3, g: 5, b: 7}
+    known = {
+        "tanh_backward": lambda g, y: g * (1 - y * y),
+        "addcmul": lambda a, b, c: a + b * c,
+        "addcmul_": lambda a, b, c: a + b * c,
+        "lerp": lambda a, b, w: a + w * (b - a),
+        "fma": lambda a, b, c: a * b + c,
+        "square": lambda a: a * a,
+    }
+    for dialect, printer in DIALECTS.items():
+        for expr in (g * (1 - x**2), g * (1 - x**3), g * x + b + x, g * x + b * x + g):
+            depth = {x: 2, g: 1, b: 0}
+            text = (made := printer(depth))(made.change(expr))
+            values = {s.name: v for s, v in at.items()}
+            assert eval(text, known, values) == expr.subs(at), (dialect, text)
+    made = DIALECTS["torch"]({})
+    assert "tanh_backward" in made(made.change(g * (1 - x**2)))
+
+
+def test_cotangents_of_a_slot_that_nothing_reads():
+    """The transposed product in every program that has it, against the dense Jacobian."""
+    from pararnn import Cell, sequential_apply, solve
+
+    with Spec("unread") as s:
+        h, y = s.state("h"), s.state("y")
+        (u,) = s.drives("u")
+        new = s.let("new", tanh(h / 2 + u))
+        s.next(h, new)
+        s.next(y, new + u)
+    g = np.random.default_rng(0)
+    state, drive, v = g.standard_normal((2, 4)), g.standard_normal(4), g.standard_normal((2, 4))
+    dense = oracle.dense_jacobian(s, state, [drive], [])
+    got = oracle.vjp(s, state, [drive], [], v)
+    np.testing.assert_allclose(got.reshape(-1), dense.T @ v.reshape(-1), 1e-12, 1e-12)
+
+    class Unread(Cell):
+        def __init__(self):
+            super().__init__(3, spec=s, sizes={"d": 4})
+
+    cell = Unread().double()
+    x = torch.randn(2, 7, 3, dtype=torch.float64, requires_grad=True)
+    (want,) = torch.autograd.grad(sequential_apply(cell, x).square().sum(), x)
+    (bar,) = torch.autograd.grad(solve(cell, x, method="newton").states.square().sum(), x)
+    torch.testing.assert_close(bar, want, rtol=1e-9, atol=1e-9)

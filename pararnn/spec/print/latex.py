@@ -241,7 +241,8 @@ def jacobian_action(spec: Spec) -> list[str]:
             linear = spec.jac_structure == "linear"
             sign, coefficient = _signed(coefficient) if linear else (1, coefficient)
             if coefficient == 1:
-                terms.append((sign, text, level))
+                bracketed = sign < 0 and level < 2  # else the sign would be that of its first term
+                terms.append((sign, f"({text})", 3) if bracketed else (sign, text, level))
                 continue
             body = text if level >= 3 else f"({text})"
             own, moved = _shown(spec, coefficient), _shown(spec, source)
