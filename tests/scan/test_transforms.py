@@ -197,6 +197,7 @@ def test_a_compiled_delta_rule_keeps_a_nan_before_a_reset():
 
 @scans
 def test_a_missing_kernel_is_an_error(name, monkeypatch):
+    backend.plugged_in()  # what registers does so when it is first imported
     monkeypatch.setattr(backend, "_FUSED", {})
     inputs = inputs_of(name)
     public = {"delta": delta_scan}.get(name, SCANS[name])
