@@ -12,7 +12,7 @@ from ..cost import chunk_cut
 from ..problem import Problem
 from .method import Choice, Method
 from .results import packed
-from .scan import asked_chunks
+from .scan import asked_chunks, one_scan
 from .shooting import parallel_states
 
 
@@ -37,8 +37,7 @@ class Delta(Method):
         return chunk_cut(problem.total, problem.numbers, problem.u.device.type).cost / 4
 
     def choice(self, problem: Problem) -> Choice:
-        total, reason = problem.total, "linear in its state: one exact scan"
-        return Choice("scan", "eager", total, min(total, 1), reason)
+        return one_scan(problem)
 
     def run(self, problem: Problem, choice: Choice) -> Solution:
         given: dict[str, Any] = {"resets": problem.resets, "dt": problem.dt}

@@ -42,6 +42,12 @@ def asked_chunks(problem: Problem) -> str | None:
     return None
 
 
+def one_scan(problem: Problem) -> Choice:
+    """What a scan of the whole sequence runs, whether it forms states or only reads from them."""
+    total, reason = problem.total, "linear in its state: one exact scan"
+    return Choice("scan", "eager", total, min(total, 1), reason)
+
+
 class Scan(Method):
     """See :mod:`.scan`."""
 
@@ -61,8 +67,7 @@ class Scan(Method):
         return chunk_cut(problem.total, problem.numbers, problem.u.device.type).cost / 2
 
     def choice(self, problem: Problem) -> Choice:
-        total, reason = problem.total, "linear in its state: one exact scan"
-        return Choice(self.name, "eager", total, min(total, 1), reason)
+        return one_scan(problem)
 
     def run(self, problem: Problem, choice: Choice) -> Solution:
         if problem.differentiated:
